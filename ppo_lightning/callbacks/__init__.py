@@ -1,0 +1,16 @@
+"""Lightning callbacks: what is done between the stages and iterations of a run."""
+
+from ppo_lightning.callbacks.folder import run_folder, set_aside
+from ppo_lightning.callbacks.metrics_file import MetricsFile
+from ppo_lightning.callbacks.predictions import PredictionWriter
+from ppo_lightning.callbacks.progress import StageProgress
+from ppo_lightning.callbacks.samples import SampleTexts
+
+__all__ = [
+    "MetricsFile",
+    "PredictionWriter",
+    "SampleTexts",
+    "StageProgress",
+    "run_folder",
+    "set_aside",
+]

@@ -1,0 +1,41 @@
+"""``metrics.jsonl`` in the run's folder."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from typing_extensions import override
+
+from ppo_lightning.callbacks.folder import run_folder
+from ppo_lightning.metrics import IterationStats, MetricsWriter
+
+
+class MetricsFile(pl.Callback):
+    """Write what was measured in each iteration as one line of a JSONL file.
+
+    A resumed run goes on in the file, without the lines of iterations that come again. A new run
+    leaves an earlier run's file under another name.
+
+    Args:
+        filename: In the run's folder.
+    """
+
+    def __init__(self, filename: str = "metrics.jsonl") -> None:
+        self.filename = filename
+        self._writer: MetricsWriter | None = None
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        path = run_folder(trainer) / self.filename
+        trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+        if trial_run or not trainer.is_global_zero:
+            return
+        self._writer = MetricsWriter(path)
+        if trainer.current_epoch > 0:
+            self._writer.resume(trainer.current_epoch)
+
+    def on_iteration_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, stats: IterationStats
+    ) -> None:
+        """Write one iteration; called by the module when all its numbers are known."""
+        if self._writer is not None:
+            self._writer.write(stats)

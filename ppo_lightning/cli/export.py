@@ -1,0 +1,43 @@
+"""``ppo-lightning export``: a checkpoint's actor or critic as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ppo_lightning.cli.arguments import Arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the command."""
+    options = Arguments(
+        prog="ppo-lightning export",
+        description="Write the actor of a checkpoint as a Hugging Face folder with its tokenizer, "
+        "adapters merged. The folder appears only when it is complete.",
+    )
+    options.add_argument("checkpoint", help="file that `ppo-lightning fit` wrote")
+    options.add_argument("folder", help="where to write; new or empty")
+    options.add_argument(
+        "--critic", action="store_true", help="write the critic, as a sequence classifier, instead"
+    )
+    options.add_argument(
+        "--overwrite", action="store_true", help="take the place of a model in the folder"
+    )
+    options.add_argument(
+        "--policy-path", help="where the starting model lies now, if it was moved since the run"
+    )
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; see ``parser`` for its options."""
+    given = parser().parse_args(arguments)
+
+    from ppo_lightning.checkpointing import export_actor, export_critic, read_models
+    from ppo_lightning.modules.checkpoint import fingerprint
+
+    models = read_models(given.checkpoint, policy_path=given.policy_path)
+    export = export_critic if given.critic else export_actor
+    export(models, given.folder, fingerprint=fingerprint, overwrite=given.overwrite)
+    print(f"{'critic' if given.critic else 'actor'} written to {given.folder}")
+    return 0

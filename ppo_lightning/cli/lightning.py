@@ -1,0 +1,265 @@
+"""``fit``, ``validate``, ``test`` and ``predict``: LightningCLI with this project's defaults."""
+
+from __future__ import annotations
+
+import logging
+from argparse import ArgumentError
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import lightning.pytorch as pl
+from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+from typing_extensions import override
+
+from ppo_lightning import __version__
+from ppo_lightning.callbacks import MetricsFile, PredictionWriter, SampleTexts, StageProgress
+from ppo_lightning.cli.classes import argument_types, resolve, section_class
+from ppo_lightning.cli.config_errors import explain, reason
+from ppo_lightning.cli.config_files import prepare_arguments
+from ppo_lightning.cli.save_config import KeepConfigs
+from ppo_lightning.cli.tables import scores_table
+from ppo_lightning.errors import ConfigError
+
+T = TypeVar("T")
+
+ENV_PREFIX = "PPO_LIGHTNING"
+"""``PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3`` is ``--trainer.max_epochs 3`` of ``fit``."""
+
+_HEADER = f"ppo-lightning {__version__}"
+_OPTIONS_ONLY = ("help", "config")  # of the command line, not of a file
+_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")
+
+
+class ParseFailure(Exception):
+    """What jsonargparse could not make sense of, in its words."""
+
+
+class Parser(LightningArgumentParser):
+    """A parser that raises where jsonargparse would print its usage and exit.
+
+    A mistyped option is an error, not short for another: jsonargparse makes parsers of this class
+    for the arguments of classes, too.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        # Parsers that jsonargparse makes to try a value out do not exit, and catch what they raise.
+        if not self.exit_on_error:
+            super().error(message, ex)
+        raise ParseFailure(message) from ex
+
+
+class PPOLightningCLI(LightningCLI):
+    """LightningCLI with this project's modules, callbacks and messages.
+
+    The model is any LightningModule, ``PPOModule`` unless the config names another; the data any
+    LightningDataModule, ``RolloutDataModule`` unless the config names another.
+
+    Args:
+        arguments: Of the command line, the command first.
+        files: Config files among them, for messages about them.
+    """
+
+    def __init__(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> None:
+        self.files = files
+        super().__init__(
+            pl.LightningModule,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_callback=KeepConfigs,
+            seed_everything_default=0,
+            trainer_defaults={
+                "num_sanity_val_steps": 0,  # it would answer prompts before anything is trained
+                "log_every_n_steps": 1,
+                "enable_model_summary": False,
+            },
+            parser_class=Parser,
+            parser_kwargs={
+                "prog": "ppo-lightning",
+                "default_env": True,
+                "env_prefix": ENV_PREFIX,
+                **{name: {"dump_header": [_HEADER]} for name in self.subcommands()},
+            },
+            args=list(arguments),
+        )
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.set_defaults(
+            {
+                "model": {"class_path": "ppo_lightning.modules.PPOModule"},
+                "data": {"class_path": "ppo_lightning.rollout.RolloutDataModule"},
+            }
+        )
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        # Not the parent's: it warns that `sys.argv` is there as well.
+        try:
+            self.config = parser.parse_args(args)
+        except (ParseFailure, ArgumentError) as failure:
+            command = next((word for word in args if word in self.subcommands()), "fit")
+            dests = [action.dest for action in self._subcommand_parsers[command]._actions]
+            message = explain(
+                str(failure),
+                command=command,
+                known_keys=[key for key in dests if not key.endswith(_OPTIONS_ONLY)],
+                files=self.files,
+            )
+            raise ConfigError(message) from failure
+
+    @override
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: the parent reads the whole checkpoint for hyperparameters kept in it."""
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        check_checkpoint(self._get(self.config, "ckpt_path"))
+        for section in ("model", "data"):
+            check_sections(self._get(self.config, section), section)
+
+    @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError, ArgumentError) as error:
+            raise ConfigError(reason(str(error))) from error
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        config = self._get(self.config_init, "trainer")
+        given = _as_list(config.get("callbacks"))
+        if config.get("barebones"):
+            return super().instantiate_trainer(**kwargs)
+        extra = default_callbacks(str(self.subcommand), given)
+        if config.get("enable_progress_bar") is False:
+            extra = [callback for callback in extra if not isinstance(callback, ProgressBar)]
+        return super().instantiate_trainer(callbacks=[*given, *extra], **kwargs)
+
+    def test(self, **kwargs: Any) -> None:
+        """Answer the held-out prompts and print their scores."""
+        kwargs["verbose"] = False
+        self._print_scores(self.trainer.test(**kwargs))
+
+    def validate(self, **kwargs: Any) -> None:
+        """Do what ``test`` does, with the hooks and names of validation."""
+        kwargs["verbose"] = False
+        self._print_scores(self.trainer.validate(**kwargs))
+
+    def predict(self, **kwargs: Any) -> None:
+        """Answer the held-out prompts; `PredictionWriter` writes the answers."""
+        kwargs["return_predictions"] = False
+        self.trainer.predict(**kwargs)
+
+    @rank_zero_only
+    def _print_scores(self, results: Sequence[Mapping[str, float]]) -> None:
+        merged = {name: value for result in results for name, value in result.items()}
+        print(scores_table(merged))
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run one of the Trainer's commands.
+
+    Args:
+        arguments: The command and what follows it.
+
+    Raises:
+        ConfigError: Something in the config or on the command line is wrong.
+    """
+    prepared, files = prepare_arguments(arguments)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+    PPOLightningCLI(prepared, files)
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    """Whether a line of Lightning's log is about the run, and not about other products."""
+    return not record.getMessage().startswith("💡")
+
+
+def default_callbacks(command: str, given: Sequence[pl.Callback]) -> list[pl.Callback]:
+    """Return the callbacks of a command that the config does not bring itself.
+
+    Args:
+        command: ``fit``, ``validate``, ``test`` or ``predict``.
+        given: Callbacks of the config.
+    """
+    wanted: list[tuple[type[pl.Callback], Callable[[], pl.Callback]]] = [
+        (ProgressBar, StageProgress)
+    ]
+    if command == "predict":
+        wanted.append((PredictionWriter, PredictionWriter))
+    else:
+        wanted.append((SampleTexts, SampleTexts))
+    if command == "fit":
+        wanted.append((MetricsFile, MetricsFile))
+    return [make() for kind, make in wanted if not any(isinstance(item, kind) for item in given)]
+
+
+def check_checkpoint(path: Any) -> None:
+    """Check that a checkpoint is there, before models are loaded.
+
+    Args:
+        path: As Lightning takes it: file, folder, URL, or one of its words; None passes.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if path is None or str(path).split(":")[0] in _CHECKPOINT_WORDS or "://" in str(path):
+        return
+    if not Path(path).exists():
+        raise ConfigError(f"`ckpt_path`: there is no checkpoint `{path}`.")
+
+
+def check_sections(config: Namespace | None, section: str) -> None:
+    """Check the config sections among a class's arguments, so that the message has the full key.
+
+    Args:
+        config: ``class_path`` and ``init_args``.
+        section: ``model`` or ``data``.
+
+    Raises:
+        ConfigError: A section refuses its values.
+    """
+    arguments = config.get("init_args") if config is not None else None
+    if config is None or arguments is None:
+        return
+    types = argument_types(resolve(config["class_path"]))
+    for key, value in vars(arguments).items():
+        kind = section_class(types.get(key))
+        if kind is not None and isinstance(value, Namespace):
+            _build(kind, value, f"{section}.init_args.{key}")
+
+
+def _build(kind: type[T], values: Namespace, key: str) -> T:
+    types, built = argument_types(kind), {}
+    for name, value in vars(values).items():
+        inner = section_class(types.get(name))
+        if inner is not None and isinstance(value, Namespace):
+            value = _build(inner, _arguments(value), f"{key}.{name}")
+        built[name] = value
+    try:
+        return kind(**built)
+    except ValueError as error:
+        raise ConfigError(f"in `{key}`: {error}") from error
+
+
+def _arguments(values: Namespace) -> Namespace:
+    """Arguments of an optional section: jsonargparse keeps them beside its class."""
+    inner: Namespace = values.get("init_args", values)
+    return inner
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]

@@ -1,0 +1,146 @@
+"""The console script ``ppo-lightning``: helper commands by name, the rest to LightningCLI.
+
+Nothing heavy is imported before the command at hand needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+import ppo_lightning
+from ppo_lightning import __version__
+from ppo_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    RewardError,
+    UpdateError,
+    nearest,
+)
+
+TRAINER_COMMANDS = {
+    "fit": "train",
+    "validate": "answer and score held-out prompts, as between iterations",
+    "test": "answer held-out prompts and print their scores",
+    "predict": "answer held-out prompts and write answers and scores to predictions.jsonl",
+}
+
+HELPER_COMMANDS = {
+    "export": "write a checkpoint's actor or critic as a Hugging Face folder",
+    "sample": "answer prompts with a checkpoint or a model, beside the reference",
+}
+
+EXPECTED_ERRORS = (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    RewardError,
+    UpdateError,
+)
+"""They say what the user can do; anything else is told with its traceback."""
+
+_USAGE = """\
+usage: ppo-lightning COMMAND [options]
+
+{commands}
+
+  ppo-lightning fit --config ppo-lightning:quickstart    a config that comes with the package
+  ppo-lightning fit --config my.yaml --print_config      all settings with their values
+  ppo-lightning COMMAND --help                           the options of a command
+
+options: --version, --help, --debug (show the traceback of an error)
+Settings also come from environment variables: PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: Arguments without the program's name; None takes those of the process.
+
+    Returns:
+        Exit code: 0, 2 for an error that the user can mend, 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except Exception as error:
+        if debug or not is_expected(error):
+            raise
+        print(f"ppo-lightning: {error}", file=sys.stderr)
+        return 2
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an error is about what the user gave, and says what to do.
+
+    That are this project's own errors, ``ValueError`` and ``TypeError`` of its checks, and
+    Lightning's about its settings.
+    """
+    if isinstance(error, EXPECTED_ERRORS):
+        return True
+    if type(error).__name__ == "MisconfigurationException":  # of Lightning, which is not imported
+        return True
+    return type(error) in (ValueError, TypeError) and _raised_here(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("--help", "-h", "help"):
+        print(usage())
+        return 0
+    if command == "--version":
+        print(f"ppo-lightning {__version__}")
+        return 0
+    if command in HELPER_COMMANDS:
+        helper: Callable[[list[str]], int] = import_module(f"ppo_lightning.cli.{command}").main
+        return helper(arguments[1:])
+    known = [*TRAINER_COMMANDS, *HELPER_COMMANDS]
+    if not command.startswith("-") and command not in known:
+        near = nearest(command, known)
+        hint = f"did you mean `{near}`? " if near else ""
+        raise ConfigError(f"unknown command `{command}`; {hint}Commands: {', '.join(known)}.")
+    from ppo_lightning.cli.lightning import run
+
+    run(arguments)
+    return 0
+
+
+def usage() -> str:
+    """Return the text of ``ppo-lightning --help``."""
+    commands = TRAINER_COMMANDS | HELPER_COMMANDS
+    lines = [f"  {name:<10}{what}" for name, what in commands.items()]
+    return _USAGE.format(commands="\n".join(lines))
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether the line that raised is one of this package."""
+    package = Path(ppo_lightning.__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and package in Path(frames[-1].filename).parents
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """Return the code of a ``SystemExit``; Lightning leaves with 1 after Ctrl-C."""
+    if isinstance(leaving.__context__, KeyboardInterrupt):
+        return 130
+    if leaving.code is None:
+        return 0
+    return leaving.code if isinstance(leaving.code, int) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

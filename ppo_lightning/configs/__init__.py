@@ -1,0 +1,34 @@
+"""Frozen, typed, self-checking settings, one file a topic."""
+
+from ppo_lightning.configs.buffer import BufferConfig
+from ppo_lightning.configs.guards import GuardConfig
+from ppo_lightning.configs.kl import KLConfig
+from ppo_lightning.configs.models import (
+    CriticConfig,
+    DType,
+    LoraConfig,
+    PolicyConfig,
+    ReferenceConfig,
+)
+from ppo_lightning.configs.optim import GroupConfig, OptimizerConfig
+from ppo_lightning.configs.ppo import PPOConfig
+from ppo_lightning.configs.rewards import RewardProcessing
+from ppo_lightning.configs.sampling import SamplingConfig
+from ppo_lightning.configs.validation import ValidationConfig
+
+__all__ = [
+    "BufferConfig",
+    "CriticConfig",
+    "DType",
+    "GroupConfig",
+    "GuardConfig",
+    "KLConfig",
+    "LoraConfig",
+    "OptimizerConfig",
+    "PPOConfig",
+    "PolicyConfig",
+    "ReferenceConfig",
+    "RewardProcessing",
+    "SamplingConfig",
+    "ValidationConfig",
+]

@@ -1,0 +1,37 @@
+"""Size of the on-policy buffer and how it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppo_lightning.configs.checks import require, require_at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferConfig:
+    """The buffer of one iteration, counted over all ranks.
+
+    Args:
+        num_prompts: Prompts in one iteration.
+        responses_per_prompt: Responses sampled for each prompt.
+        num_minibatches: Optimiser steps in one pass over the buffer. Where the sizes do not
+            divide, minibatches differ by one response.
+    """
+
+    num_prompts: int = 64
+    responses_per_prompt: int = 1
+    num_minibatches: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "responses_per_prompt", "num_minibatches"):
+            require_at_least(name, getattr(self, name), 1)
+        require(
+            self.num_minibatches <= self.num_responses,
+            f"`num_minibatches` ({self.num_minibatches}) must not exceed the responses of one "
+            f"iteration, num_prompts x responses_per_prompt = {self.num_responses}.",
+        )
+
+    @property
+    def num_responses(self) -> int:
+        """Responses in one iteration, over all ranks."""
+        return self.num_prompts * self.responses_per_prompt

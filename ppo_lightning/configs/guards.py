@@ -1,0 +1,28 @@
+"""What happens when numbers go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppo_lightning.configs.checks import require_at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """Guards of the update.
+
+    Args:
+        max_skipped_steps: The run stops after this many steps in a row were skipped because the
+            loss or a gradient was not finite.
+        self_check: At the first minibatch of each iteration the ratio must be 1 to the precision
+            of the run: ``warn``, ``error`` or ``off``.
+        advice: Start-up review of the settings: ``off``, ``warn`` or ``error``.
+    """
+
+    max_skipped_steps: int = 5
+    self_check: Literal["warn", "error", "off"] = "warn"
+    advice: Literal["off", "warn", "error"] = "warn"
+
+    def __post_init__(self) -> None:
+        require_at_least("max_skipped_steps", self.max_skipped_steps, 1)

@@ -1,0 +1,96 @@
+"""Which networks take part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ppo_lightning.configs.checks import require, require_at_least, require_within
+
+DType = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters on the actor (PEFT).
+
+    Args:
+        rank: Rank of the update.
+        alpha: Scale is ``alpha / rank``; None takes twice the rank.
+        target_modules: Names of the layers; ``all-linear`` takes every linear layer but the head.
+    """
+
+    rank: int = 16
+    alpha: float | None = None
+    target_modules: str | Sequence[str] = "all-linear"
+
+    def __post_init__(self) -> None:
+        require_at_least("rank", self.rank, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """The actor.
+
+    Args:
+        path: Folder, hub name, or ``package:NAME`` for weights that a Python package carries.
+        dtype: Of the weights.
+        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` …; None lets transformers choose.
+        lora: Train adapters instead of the weights.
+        gradient_checkpointing: Recompute activations in the backward pass.
+        trust_remote_code: Run code that a model folder carries.
+    """
+
+    path: str
+    dtype: DType = "float32"
+    attn_implementation: str | None = "sdpa"
+    lora: LoraConfig | None = None
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require(bool(self.path), "`path` must name a model folder, a hub model or `package:NAME`.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The value network.
+
+    Args:
+        kind: ``separate`` is a network of its own, ``shared`` a head on the actor's trunk.
+        path: Of a separate critic: causal language model (the head is new) or sequence
+            classifier with one output (trunk and head are taken over). None takes the actor's.
+        head_init: A new head starts at ``zero`` or normal with deviation 1/sqrt(hidden + 1).
+        trunk_grad_scale: Of a shared critic: factor on the gradient into the trunk.
+        dtype: Of a separate critic's weights; None takes the actor's.
+        gradient_checkpointing: Recompute a separate critic's activations in the backward pass.
+    """
+
+    kind: Literal["separate", "shared"] = "separate"
+    path: str | None = None
+    head_init: Literal["zero", "normal"] = "zero"
+    trunk_grad_scale: float = 1.0
+    dtype: DType | None = None
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        require_within("trunk_grad_scale", self.trunk_grad_scale, 0, 1)
+        require(
+            self.kind == "separate" or self.path is None,
+            "`path` belongs to a separate critic; a shared one is a head on the actor's trunk.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceConfig:
+    """The frozen model that the KL is measured against.
+
+    Args:
+        path: None takes the actor's starting weights: with adapters the actor with its adapter
+            switched off, otherwise a second copy.
+        dtype: Of a second copy; None takes the actor's.
+    """
+
+    path: str | None = None
+    dtype: DType | None = None

@@ -1,0 +1,59 @@
+"""Learning rates, schedules and the optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ppo_lightning.configs.checks import require_at_least, require_positive, require_within
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Learning rate of one network.
+
+    Args:
+        lr: Peak learning rate.
+        warmup: Optimiser steps of linear warm-up from 0.
+        schedule: After the warm-up. ``linear`` and ``cosine`` end with the run.
+        min_lr_ratio: Floor of ``cosine``, as a share of ``lr``.
+        max_grad_norm: Gradients are scaled down to this norm; None turns clipping off.
+    """
+
+    lr: float = 1e-6
+    warmup: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    min_lr_ratio: float = 0.0
+    max_grad_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("lr", self.lr)
+        require_at_least("warmup", self.warmup, 0)
+        require_within("min_lr_ratio", self.min_lr_ratio, 0, 1)
+        require_positive("max_grad_norm", self.max_grad_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The one optimiser that holds both parameter groups.
+
+    Args:
+        name: Class in ``torch.optim``, or an import path (``my_package.MyOptimizer``).
+        betas: Adam's moment decays; left out for optimisers without them.
+        eps: Adam's ε; 1e-5 as in the PPO codes, 1e-4 when a run is unstable.
+        weight_decay: Decay of the weights.
+        options: Other arguments of the class.
+    """
+
+    name: str = "AdamW"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-5
+    weight_decay: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for beta in self.betas:
+            require_within("betas", beta, 0, 1)
+        require_positive("eps", self.eps)
+        require_at_least("weight_decay", self.weight_decay, 0)

@@ -1,0 +1,80 @@
+"""The PPO objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppo_lightning.configs.checks import require, require_at_least, require_positive, require_within
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Objective, advantages and update epochs.
+
+    Args:
+        objective: ``clip`` is PPO-Clip; ``penalty`` is PPO-Penalty with KL(old‖new).
+        clip_range: ε, the ratio is clipped to [1 - ε, 1 + ε].
+        clip_range_high: Upper ε where it differs from the lower one.
+        dual_clip: For negative advantages the loss is at most ``dual_clip`` × |A|; above 1.
+        penalty_coef: First coefficient of KL(old‖new) in ``objective: penalty``.
+        penalty_target: KL(old‖new), nats per token, that the coefficient is steered to.
+        num_update_epochs: K, passes over the buffer.
+        target_kl: Bound on KL(old‖new), nats per token; None turns the stop off.
+        kl_stop_factor: The update stops above ``kl_stop_factor`` × ``target_kl``.
+        gamma: Discount per token.
+        gae_lambda: λ of the actor's advantages: 0 is one-step TD, 1 is Monte Carlo.
+        value_gae_lambda: λ of the critic's returns; None takes ``gae_lambda``.
+        bootstrap_truncated: Use V after the last token of a response without end token.
+        whiten_advantages: Centre and scale advantages over the whole buffer.
+        vf_coef: Weight of the value loss, which has no factor ½.
+        value_clip_range: Clip of V around the old value; None turns it off.
+        value_huber_delta: Huber loss instead of the square beyond this error; None is the square.
+        ent_coef: Weight of the entropy bonus.
+        loss_aggregation: ``token`` averages over valid tokens, ``sequence`` over responses' means.
+        microbatch_tokens: Most tokens, padding and prompt included, in one forward and backward;
+            None takes a minibatch whole.
+    """
+
+    objective: Literal["clip", "penalty"] = "clip"
+    clip_range: float = 0.2
+    clip_range_high: float | None = None
+    dual_clip: float | None = None
+    penalty_coef: float = 1.0
+    penalty_target: float = 0.01
+    num_update_epochs: int = 4
+    target_kl: float | None = 0.02
+    kl_stop_factor: float = 1.0
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    value_gae_lambda: float | None = None
+    bootstrap_truncated: bool = False
+    whiten_advantages: bool = True
+    vf_coef: float = 0.5
+    value_clip_range: float | None = 0.2
+    value_huber_delta: float | None = None
+    ent_coef: float = 0.0
+    loss_aggregation: Literal["token", "sequence"] = "token"
+    microbatch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require(0 < self.clip_range < 1, f"`clip_range` must lie in (0, 1), got {self.clip_range}.")
+        require_at_least("num_update_epochs", self.num_update_epochs, 1)
+        require_at_least("microbatch_tokens", self.microbatch_tokens, 1)
+        for name in ("clip_range_high", "penalty_coef", "penalty_target", "target_kl"):
+            require_positive(name, getattr(self, name))
+        for name in ("kl_stop_factor", "value_clip_range", "value_huber_delta"):
+            require_positive(name, getattr(self, name))
+        for name in ("gamma", "gae_lambda", "value_gae_lambda"):
+            require_within(name, getattr(self, name), 0, 1)
+        require_at_least("vf_coef", self.vf_coef, 0)
+        require_at_least("ent_coef", self.ent_coef, 0)
+        require(
+            self.dual_clip is None or self.dual_clip > 1,
+            f"`dual_clip` must be above 1, got {self.dual_clip}.",
+        )
+
+    @property
+    def kl_limit(self) -> float | None:
+        """KL(old‖new), nats per token, above which a step is not taken."""
+        return None if self.target_kl is None else self.kl_stop_factor * self.target_kl

@@ -1,0 +1,33 @@
+"""What happens to scores between the components and the token rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppo_lightning.configs.checks import require_at_least, require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardProcessing:
+    """Order: weighted sum -> penalties -> normalise -> clip.
+
+    Args:
+        missing_eos_penalty: Subtracted where a response ended without an end token.
+        mask_truncated: Leave responses without an end token out of the losses.
+        normalize: ``none``, or ``batch`` z-scores over all responses of the iteration (this
+            changes the meaning of the KL coefficient: β_eff = β · spread).
+        clip: Scores are clipped to ± this; None turns it off.
+        on_nonfinite: A NaN or infinite score is an ``error``, or the response is left out of the
+            buffer and counted (``drop``).
+    """
+
+    missing_eos_penalty: float = 0.0
+    mask_truncated: bool = False
+    normalize: Literal["none", "batch"] = "none"
+    clip: float | None = 10.0
+    on_nonfinite: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        require_at_least("missing_eos_penalty", self.missing_eos_penalty, 0)
+        require_positive("clip", self.clip)

@@ -1,0 +1,23 @@
+"""What spans ranks: sums, agreed decisions, and who owns which response."""
+
+from ppo_lightning.distributed.indices import owned_indices
+from ppo_lightning.distributed.reduce import (
+    all_reduce_max,
+    all_reduce_sum,
+    any_rank,
+    is_distributed,
+    max_over_ranks,
+    rank,
+    world_size,
+)
+
+__all__ = [
+    "all_reduce_max",
+    "all_reduce_sum",
+    "any_rank",
+    "is_distributed",
+    "max_over_ranks",
+    "owned_indices",
+    "rank",
+    "world_size",
+]

@@ -1,0 +1,240 @@
+"""Files: UTF-8 whatever the locale says, never half-written, and errors that name the place.
+
+Everything is read and written as bytes and decoded here, so neither the locale's encoding nor the
+platform's line ends can get in.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from ppo_lightning.errors import DataError
+
+__all__ = [
+    "JsonlWriter",
+    "append_jsonl",
+    "open_atomic",
+    "read_json",
+    "read_jsonl",
+    "read_text",
+    "write_json_atomic",
+    "write_text_atomic",
+]
+
+StrPath = str | os.PathLike[str]
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_text(path: StrPath) -> str:
+    """Return a UTF-8 file as text, without a byte-order mark at its head.
+
+    Line ends are left as they are.
+
+    Raises:
+        DataError: A byte is not UTF-8; names file, line and byte position.
+        OSError: The file cannot be opened.
+    """
+    return _decode(Path(path).read_bytes(), path)
+
+
+def read_json(path: StrPath) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        DataError: Not UTF-8 or not JSON; names file, line and column.
+        OSError: The file cannot be opened.
+    """
+    return _parse(read_text(path), path)
+
+
+def read_jsonl(
+    path: StrPath, *, on_bad: Callable[[DataError], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    r"""Read a JSONL file line by line; lines end at ``\n`` only.
+
+    Blank lines are skipped, a byte-order mark at the head of the file is dropped, the last line
+    may lack its line end.
+
+    Args:
+        path: The file, one JSON object a line.
+        on_bad: Called with the error of a bad line, which is then skipped (so that a caller may
+            count it); without it the first bad line raises.
+
+    Yields:
+        ``(line_number, record)``, counted from 1 over all lines, blank ones too.
+
+    Raises:
+        DataError: A line is not UTF-8, not JSON or not an object; names file, line and place.
+        OSError: The file cannot be opened.
+    """
+    offset = 0
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                record = _parse_record(raw, path, number, offset)
+            except DataError as error:
+                if on_bad is None:
+                    raise
+                on_bad(error)
+            else:
+                if record is not None:
+                    yield number, record
+            offset += len(raw)
+
+
+@contextmanager
+def open_atomic(path: StrPath) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears under its name only when complete.
+
+    The bytes go to a temporary file in the same folder (which is made if need be); it reaches the
+    disk and then takes the name in one step. After an error the old file is still there, whole,
+    and nothing else is left. A symbolic link is followed: the file it points to is replaced.
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
+    try:
+        # Exclusive creation by `open`, not `tempfile`: that makes files only the owner may read.
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def write_text_atomic(path: StrPath, text: str) -> None:
+    """Write text as UTF-8, wholly or not at all, with line ends as they are in ``text``."""
+    data = text.encode("utf-8")
+    with open_atomic(path) as file:
+        file.write(data)
+
+
+def write_json_atomic(path: StrPath, value: Any, *, indent: int | None = 2) -> None:
+    """Write a value as JSON, wholly or not at all.
+
+    Numbers that are not finite are written as ``NaN`` and ``Infinity``, as Python reads them back.
+
+    Raises:
+        TypeError: The value holds something that JSON cannot; the file is left as it was.
+    """
+    data = _encode(value, indent=indent)
+    with open_atomic(path) as file:
+        file.write(data)
+
+
+def append_jsonl(path: StrPath, record: Mapping[str, Any]) -> None:
+    """Append one record to a JSONL file; see `JsonlWriter` for many."""
+    with JsonlWriter(path) as writer:
+        writer.write(record)
+
+
+class JsonlWriter:
+    """Write records to a JSONL file, each at once and whole.
+
+    A line is with the operating system when `write` returns, so a run that is killed loses none.
+    If the file's last line lacks its end, as a full disk may leave it, the end is written first:
+    what is appended then does not stick to it.
+
+    Args:
+        path: The file; its folder is made if need be.
+        append: Add to what is there; False starts the file anew.
+    """
+
+    def __init__(self, path: StrPath, *, append: bool = True) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab" if append else "wb")  # noqa: SIM115 (closed by `close`)
+        if self._file.tell() > 0 and not _ends_with_newline(self.path):
+            self._file.write(b"\n")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record and flush it.
+
+        Raises:
+            TypeError: The record holds something that JSON cannot; nothing is written.
+        """
+        self._file.write(_encode(record) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def __enter__(self) -> "JsonlWriter":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _parse_record(raw: bytes, path: StrPath, number: int, offset: int) -> dict[str, Any] | None:
+    """Return the object of one line, or None for a blank one."""
+    # Without its end, or an error at the end would be said to lie on the next line.
+    text = _decode(raw, path, first_line=number, offset=offset).rstrip()
+    if not text:
+        return None
+    record = _parse(text, path, first_line=number)
+    if not isinstance(record, dict):
+        message = (
+            f"holds a JSON {_json_type(record)}, but each line must hold one object `{{...}}`."
+        )
+        raise DataError(message, path=path, line=number)
+    return record
+
+
+def _decode(raw: bytes, path: StrPath, *, first_line: int = 1, offset: int = 0) -> str:
+    """Decode UTF-8; ``offset`` is the place of ``raw`` in the file, for the message."""
+    head = len(_BOM) if offset == 0 and raw.startswith(_BOM) else 0
+    try:
+        return raw[head:].decode("utf-8")
+    except UnicodeDecodeError as error:
+        position = head + error.start
+        message = (
+            f"is not UTF-8: byte 0x{raw[position]:02x} at byte position {offset + position}. "
+            f"Save the file as UTF-8, for example with `iconv -f GB18030 -t UTF-8`."
+        )
+        line = first_line + raw.count(b"\n", 0, position)
+        raise DataError(message, path=path, line=line) from error
+
+
+def _parse(text: str, path: StrPath, *, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"is not valid JSON: {error.msg}. Mend or remove it."
+        line = first_line + error.lineno - 1
+        raise DataError(message, path=path, line=line, column=error.colno) from error
+
+
+def _encode(value: Any, *, indent: int | None = None) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent).encode("utf-8")
+    except UnicodeEncodeError:
+        # Half of a surrogate pair has no UTF-8; written as an escape it survives the round trip.
+        return json.dumps(value, indent=indent).encode("ascii")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,0 +1,38 @@
+"""What is measured: the one table of names, the totals behind it, and the file it goes to."""
+
+from ppo_lightning.metrics.accumulators import Sums, deviation, quotient
+from ppo_lightning.metrics.resources import RunStats, TimeStats
+from ppo_lightning.metrics.rollout import ComponentStats, RolloutStats
+from ppo_lightning.metrics.schema import (
+    SCHEMA_VERSION,
+    MetricSpec,
+    SectionSpec,
+    metric,
+    metric_specs,
+    section_specs,
+)
+from ppo_lightning.metrics.stats import IterationStats
+from ppo_lightning.metrics.update import UpdateStats
+from ppo_lightning.metrics.validation import AnswerStats
+from ppo_lightning.metrics.writer import MetricsWriter, read_metrics
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AnswerStats",
+    "ComponentStats",
+    "IterationStats",
+    "MetricSpec",
+    "MetricsWriter",
+    "RolloutStats",
+    "RunStats",
+    "SectionSpec",
+    "Sums",
+    "TimeStats",
+    "UpdateStats",
+    "deviation",
+    "metric",
+    "metric_specs",
+    "quotient",
+    "read_metrics",
+    "section_specs",
+]

@@ -1,0 +1,93 @@
+"""The table of metrics for the documentation: ``python -m ppo_lightning.metrics.docs``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+from ppo_lightning.metrics.resources import RunStats, TimeStats
+from ppo_lightning.metrics.rollout import RolloutStats
+from ppo_lightning.metrics.schema import (
+    SCHEMA_VERSION,
+    MetricSpec,
+    Range,
+    metric_specs,
+    section_specs,
+)
+from ppo_lightning.metrics.stats import ITERATION, IterationStats
+from ppo_lightning.metrics.update import UpdateStats
+from ppo_lightning.metrics.validation import AnswerStats
+
+_INTRODUCTION = f"""\
+# Metrics
+
+Made from the code by `python -m ppo_lightning.metrics.docs > docs/metrics.md`; change it there.
+Schema version {SCHEMA_VERSION}.
+
+Every iteration gives one number under each name, over all ranks. `metrics.jsonl` in the run's
+folder holds them, a line an iteration; TensorBoard and other loggers show the same. The x axis is
+always the iteration, `{ITERATION}`, counted from 0. Callbacks read them as fields of
+`IterationStats` (second column); a field is `None`, and its name is not logged, where nothing was
+measured.
+
+Natural logarithms: KL and entropy are in nats. *Tokens* are the policy's own response tokens, end
+token included. Means and ratios are a total divided by a total, so that every token or response
+weighs alike, whatever minibatch or rank it was in; deviations are pooled and of the population.
+*state* is a value in force, or at one moment. Healthy ranges were measured on small models or are
+customary: starting points, not laws.
+"""
+
+_HEADER = """\
+| name | field | unit | aggregation | what it is | healthy |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def metrics_markdown() -> str:
+    """Return the page of all metrics, as Markdown."""
+    parts = [_INTRODUCTION]
+    for title, record in (
+        ("Rollout", RolloutStats),
+        ("Update", UpdateStats),
+        ("Time", TimeStats),
+        ("Run", RunStats),
+    ):
+        parts.append(_table(title, metric_specs(record)))
+    sections = section_specs(IterationStats)
+    components = sections["components"]
+    parts.insert(
+        2, _table(components.title, metric_specs(components.record), "rollout/reward/<name>/")
+    )
+    answers = [(field, s) for field, s in sections.items() if s.record is AnswerStats]
+    prefixes = ", ".join(f"`{s.prefix}/` (`{field}`)" for field, s in answers)
+    table = _table("Validation", metric_specs(AnswerStats), "val/<answers>/")
+    parts.append(f"{table}\n`<answers>` is one of {prefixes}.\n")
+    return "\n".join(parts)
+
+
+def _table(title: str, specs: Mapping[str, MetricSpec], prefix: str = "") -> str:
+    rows = "".join(_row([f"`{prefix}{s.name}`", f"`{f}`", *_cells(s)]) for f, s in specs.items())
+    return f"## {title}\n\n{_HEADER}{rows}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def _cells(spec: MetricSpec) -> list[str]:
+    healthy = [_range(spec.healthy)] if spec.healthy is not None else []
+    notes = [spec.note] if spec.note else []
+    return [spec.unit, spec.aggregation, spec.formula, "; ".join(healthy + notes)]
+
+
+def _range(bounds: Range) -> str:
+    low, high = bounds
+    if low is not None and low == high:
+        return f"{low:g}"
+    if low is None or high is None:
+        return f"at most {high:g}" if high is not None else f"at least {low:g}"
+    return f"{low:g} to {high:g}"
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(metrics_markdown().encode("utf-8"))

@@ -1,0 +1,126 @@
+"""``metrics.jsonl``: one line an iteration, the file that all other views are made from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ppo_lightning.errors import DataError
+from ppo_lightning.io import append_jsonl, read_jsonl, write_text_atomic
+from ppo_lightning.metrics.schema import SCHEMA_VERSION
+from ppo_lightning.metrics.stats import ITERATION, IterationStats
+
+_VERSION = "schema_version"
+_NONFINITE = "nonfinite"
+
+
+class MetricsWriter:
+    """Append the records of a run to ``metrics.jsonl``; used by one process of the run.
+
+    The first line is a header with the version of the schema. JSON knows no NaN or infinity: such
+    a value is written as null, and its name stands in the row's list ``nonfinite``. Iterations only
+    go up. A new run does not write into the file of an earlier one, which is kept as
+    ``metrics.1.jsonl`` (or the next free number); a resumed run goes on in it, see ``resume``.
+
+    Args:
+        path: The file; made at the first record.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._last: int | None = None
+
+    def resume(self, iteration: int) -> None:
+        """Go on with ``iteration``: rows of it and of later ones are dropped, for it comes again.
+
+        Args:
+            iteration: The first that will be written.
+
+        Raises:
+            DataError: The file is not one of this schema's version, or a row in it is broken (the
+                last one may be: a killed process leaves it so).
+        """
+        rows = _read_rows(self.path) if self.path.exists() else []
+        kept = [row for row in rows if row[ITERATION] < iteration]
+        self._start(kept)
+        self._last = iteration - 1
+
+    def write(self, stats: IterationStats) -> None:
+        """Append one iteration.
+
+        Raises:
+            ValueError: The iteration is not after the last one.
+        """
+        if self._last is None:
+            _set_aside(self.path)
+            self._start([])
+        elif stats.iteration <= self._last:
+            raise ValueError(
+                f"`iteration` must rise, got {stats.iteration} after {self._last}. A run that goes "
+                "back to an earlier iteration calls `resume` first."
+            )
+        append_jsonl(self.path, _row(stats))
+        self._last = stats.iteration
+
+    def _start(self, rows: list[dict[str, Any]]) -> None:
+        lines = [json.dumps(row, ensure_ascii=False) for row in ({_VERSION: SCHEMA_VERSION}, *rows)]
+        write_text_atomic(self.path, "\n".join(lines) + "\n")
+
+
+def read_metrics(path: str | PathLike[str]) -> list[IterationStats]:
+    """Return the records of a run, of a running one too.
+
+    Raises:
+        DataError: The file is not one of this schema's version, or a row in it is broken (the last
+            one may be).
+        OSError: The file cannot be opened.
+    """
+    return [IterationStats.from_log(_measured(row)) for row in _read_rows(path)]
+
+
+def _row(stats: IterationStats) -> dict[str, Any]:
+    logged = stats.to_log()
+    nonfinite = [name for name, value in logged.items() if not math.isfinite(value)]
+    row: dict[str, Any] = logged | dict.fromkeys(nonfinite) | {ITERATION: stats.iteration}
+    return row | ({_NONFINITE: nonfinite} if nonfinite else {})
+
+
+def _measured(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row; those that were not finite are NaN."""
+    numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    return numbers | dict.fromkeys(row.get(_NONFINITE, []), math.nan)
+
+
+def _read_rows(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Return the rows below the header."""
+    bad: list[DataError] = []
+    lines = list(read_jsonl(path, on_bad=bad.append))
+    last = max((number for number, _ in lines), default=0)
+    for error in bad:
+        if error.line is None or error.line < last:
+            raise error
+    if not lines or lines[0][1].get(_VERSION) != SCHEMA_VERSION:
+        raise DataError(
+            f"does not begin with `{_VERSION}: {SCHEMA_VERSION}`, so it is not a metrics file of "
+            "this version. Move it away, or use the version of the package that wrote it.",
+            path=path,
+            line=1,
+        )
+    for number, row in lines[1:]:
+        if not isinstance(row.get(ITERATION), int):
+            raise DataError(f"has no whole number under `{ITERATION}`.", path=path, line=number)
+    return [row for _, row in lines[1:]]
+
+
+def _set_aside(path: Path) -> None:
+    """Keep an earlier run's file under the next free name."""
+    if not path.exists():
+        return
+    number = 1
+    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(target)

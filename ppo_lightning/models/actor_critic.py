@@ -1,0 +1,193 @@
+"""Actor and critic as one module, which a strategy can wrap and a checkpoint can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppo_lightning.configs import CriticConfig, PolicyConfig
+from ppo_lightning.models.adapters import attach_lora, base_causal_lm
+from ppo_lightning.models.loading import load_causal_lm, load_value_network
+from ppo_lightning.models.scoring import (
+    PolicyOutput,
+    after_last_token,
+    last_logits,
+    last_logits_and_states,
+    model_inputs,
+    score_tokens,
+    unknown_logprobs,
+)
+from ppo_lightning.models.value_network import ValueHead, ValueNetwork, output_width
+from ppo_lightning.types import Sequences
+
+
+class ActorCritic(nn.Module):
+    """A policy, and a critic that is a network of its own or a head on the policy's trunk.
+
+    Args:
+        actor: Causal language model of transformers or PEFT.
+        critic: Network of its own; either this or ``value_head``.
+        value_head: Head on the actor's last hidden state.
+        trunk_grad_scale: Factor on the gradient that a value head sends into the trunk, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        *,
+        critic: ValueNetwork | None = None,
+        value_head: ValueHead | None = None,
+        trunk_grad_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if (critic is None) == (value_head is None):
+            raise ValueError("give either `critic` or `value_head`, and not both.")
+        self.actor = actor
+        self.critic = critic
+        self.value_head = value_head
+        self.trunk_grad_scale = trunk_grad_scale
+
+    def forward(
+        self,
+        sequences: Sequences,
+        *,
+        temperature: float,
+        policy: bool = True,
+        values: bool = True,
+        entropy: bool = True,
+        logits: bool = False,
+        entropy_grad: bool = True,
+        final_values: bool = True,
+    ) -> PolicyOutput:
+        """Score the response tokens of some sequences.
+
+        Args:
+            sequences: Prompts and responses.
+            temperature: Of the sampling distribution, above 0.
+            policy: Whether to ask the actor for log-probabilities.
+            values: Whether to ask the critic.
+            entropy: Whether to compute the entropy too.
+            logits: Whether to return the actor's logits too.
+            entropy_grad: False where the entropy is only logged: its graph is not kept.
+            final_values: Whether to value the state after the last token too. It costs the critic
+                one more column; of a shared trunk that is the actor's column too, which may
+                round log-probabilities otherwise.
+
+        Returns:
+            What was asked for; the rest is None, and log-probabilities are nan.
+        """
+        final = values and final_values
+        scores, states = self._ask(sequences, policy=policy, values=values, final=final)
+        if scores is not None:
+            output = score_tokens(
+                scores[:, : sequences.response_ids.shape[1]],
+                sequences,
+                temperature=temperature,
+                entropy=entropy,
+                entropy_grad=entropy_grad,
+                logits=logits,
+            )
+        else:
+            assert states is not None
+            output = PolicyOutput(unknown_logprobs(sequences, states))
+        return output if states is None else _with_values(output, states, sequences, final)
+
+    def _ask(
+        self, sequences: Sequences, *, policy: bool, values: bool, final: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Logits ``[B, R or R + 1, V]`` and values ``[B, R + final]`` from column P - 1 on."""
+        if not (policy or values):
+            raise ValueError("nothing was asked for: set `policy` or `values`.")
+        actor, width = base_causal_lm(self.actor), sequences.response_ids.shape[1]
+        inputs = model_inputs(sequences, final=final)
+        if self.value_head is not None and values:
+            scores, hidden = last_logits_and_states(actor, inputs, width=width + final)
+            hidden = _scale_gradient(hidden, self.trunk_grad_scale)
+            return (scores if policy else None), self.value_head(hidden).squeeze(-1)
+        states: Tensor | None = None
+        if values:
+            assert self.critic is not None
+            states = self.critic(*inputs)[:, -(width + final) :]
+        # The actor always sees the same columns: other shapes of a batch may round otherwise, and
+        # the ratio of the first minibatch would not be 1.
+        inputs = inputs.without_last_column() if final else inputs
+        return (last_logits(actor, inputs, width=width) if policy else None), states
+
+    def actor_parameters(self) -> Iterator[nn.Parameter]:
+        """Trainable parameters of the policy, a shared trunk included."""
+        return (p for p in self.actor.parameters() if p.requires_grad)
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """Trainable parameters of the critic; of a shared one, its head."""
+        part = self.critic if self.value_head is None else self.value_head
+        assert part is not None
+        return (p for p in part.parameters() if p.requires_grad)
+
+    @property
+    def causal_lm(self) -> nn.Module:
+        """The actor as transformers' own model, its adapter acting."""
+        return base_causal_lm(self.actor)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the actor can emit."""
+        head: Any = self.causal_lm.get_output_embeddings()  # type: ignore[operator]
+        return int(head.weight.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the states that the actor's output layer reads."""
+        return output_width(self.causal_lm)  # type: ignore[arg-type]
+
+
+def _with_values(
+    output: PolicyOutput, states: Tensor, sequences: Sequences, final: bool
+) -> PolicyOutput:
+    """Add the values of the states before each token, and after the last."""
+    mask = sequences.response_mask
+    values = states[:, : mask.shape[1]].masked_fill(~mask, 0)
+    return output._replace(
+        values=values, final_values=after_last_token(states, mask) if final else None
+    )
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None
+
+
+def _scale_gradient(hidden: Tensor, factor: float) -> Tensor:
+    """Leave the values as they are and scale the gradient that flows back."""
+    if factor == 1.0:
+        return hidden
+    if factor == 0.0:
+        return hidden.detach()
+    scaled: Tensor = _ScaleGradient.apply(hidden, factor)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+def build_actor_critic(policy: PolicyConfig, critic: CriticConfig) -> ActorCritic:
+    """Load actor and critic, with adapters and heads as configured.
+
+    Raises:
+        ModelError: A model cannot be loaded, or is of the wrong kind.
+    """
+    model = load_causal_lm(policy)
+    head: ValueHead | None = None
+    if critic.kind == "shared":
+        head = ValueHead(output_width(model), init=critic.head_init, dtype=model.dtype)
+    return ActorCritic(
+        model if policy.lora is None else attach_lora(model, policy.lora),
+        critic=load_value_network(critic, policy) if critic.kind == "separate" else None,
+        value_head=head,
+        trunk_grad_scale=critic.trunk_grad_scale,
+    )

@@ -1,0 +1,152 @@
+"""Low-rank adapters (PEFT): attach, switch off, merge for export, and tell their weights apart.
+
+PEFT is imported where it is needed: a model can only carry an adapter if somebody has done so.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ppo_lightning.configs import LoraConfig
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """Add low-rank adapters and freeze everything else.
+
+    The adapters start as the identity, so the adapted model first equals the model. They have no
+    dropout: in reinforcement learning it would turn every ratio into noise.
+
+    Args:
+        model: Causal language model; changed in place.
+        config: Rank, scale and layers.
+
+    Raises:
+        ValueError: No layer has one of ``target_modules`` as its name.
+    """
+    import peft
+
+    targets = config.target_modules
+    settings = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
+        r=config.rank,
+        lora_alpha=2 * config.rank if config.alpha is None else config.alpha,  # type: ignore[arg-type]
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.0,
+        # GPT-2 keeps its weights transposed; PEFT warns, and then does this by itself.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    with quiet_peft():
+        adapted = peft.get_peft_model(model, settings)
+    assert isinstance(adapted, peft.PeftModel)
+    return adapted
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Silence that PEFT asks transformers for a property by its former name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether the model carries an adapter."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
+
+
+def base_causal_lm(model: nn.Module) -> nn.Module:
+    """Return the transformers model itself; its adapter layers, if any, still act.
+
+    PEFT's wrapper adds nothing for LoRA but time.
+    """
+    return model.get_base_model() if is_adapted(model) else model  # type: ignore[operator]
+
+
+@contextmanager
+def adapter_disabled(model: nn.Module) -> Iterator[None]:
+    """Switch the adapter off, and put every layer back as it was, also after an exception.
+
+    PEFT's own switch touches ``requires_grad`` of the adapter's weights, which would undo a freeze
+    and upset sharding; a layer only looks at this flag.
+    """
+    layers = [layer for _, layer in _adapter_layers(model)]
+    before = [layer._disable_adapters for layer in layers]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer, flag in zip(layers, before, strict=True):
+            layer._disable_adapters = flag
+
+
+def merged_copy(model: nn.Module) -> PreTrainedModel:
+    """Return a plain model with the adapter worked into the weights; ``model`` stays as it is.
+
+    Raises:
+        ValueError: The model carries no adapter.
+    """
+    if not is_adapted(model):
+        raise ValueError(f"`model` is a {type(model).__name__} without an adapter to merge.")
+    merged: PreTrainedModel = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
+    return merged
+
+
+def adapter_state_keys(module: nn.Module) -> frozenset[str]:
+    """Name the entries of ``module.state_dict()`` that belong to adapters inside it."""
+    return frozenset(
+        key
+        for prefix, model in _adapted_models(module)
+        for key in model.state_dict(prefix=prefix)
+        if key.startswith(_adapter_prefixes(prefix, model))
+    )
+
+
+def base_state_keys(module: nn.Module) -> frozenset[str]:
+    """Name the entries of ``module.state_dict()`` that are frozen weights under adapters.
+
+    A checkpoint leaves them out: they come from the model's own folder again.
+    """
+    whole = frozenset(
+        key for prefix, model in _adapted_models(module) for key in model.state_dict(prefix=prefix)
+    )
+    return whole - adapter_state_keys(module)
+
+
+def _adapted_models(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every adapted model inside a module, with the prefix of its state."""
+    for name, part in module.named_modules():
+        if is_adapted(part):
+            yield f"{name}." if name else "", part
+
+
+def _adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Every layer that an adapter acts on, by name."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    if tuners is None:
+        return
+    for name, part in model.named_modules():
+        if isinstance(part, tuners.BaseTunerLayer):
+            yield name, part
+
+
+def _adapter_prefixes(prefix: str, model: nn.Module) -> tuple[str, ...]:
+    """What the state keys of the adapter's own weights begin with."""
+    return tuple(
+        f"{prefix}{name}.{part}."
+        for name, layer in _adapter_layers(model)
+        for part in layer.adapter_layer_names
+    )

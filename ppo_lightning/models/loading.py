@@ -1,0 +1,299 @@
+"""Loading tokenizers and models: the one door to transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from ppo_lightning.configs import CriticConfig, DType, PolicyConfig
+from ppo_lightning.errors import ModelError
+from ppo_lightning.io import read_json
+from ppo_lightning.models.adapters import base_causal_lm, quiet_peft
+from ppo_lightning.models.checks import (
+    check_behaviour,
+    check_decoder,
+    embedding_rows,
+    positions_of,
+)
+from ppo_lightning.models.locate import local_path
+from ppo_lightning.models.settings import (
+    FolderSettings,
+    keep_settings,
+    neutral_generation,
+    silence_config,
+    silence_modules,
+)
+from ppo_lightning.models.value_network import ValueNetwork
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ADAPTER_CONFIG = "adapter_config.json"
+CLASSIFIER = "ForSequenceClassification"
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model.
+
+    One without a pad token gets its end token for that: nothing here looks for a pad id, masks come
+    from recorded lengths.
+
+    Args:
+        path: As in ``PolicyConfig``.
+        trust_remote_code: Run code that the folder carries.
+
+    Raises:
+        ModelError: There is no tokenizer at ``path``.
+    """
+    folder = local_path(path)
+    if _is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
+        folder = local_path(_adapter_base(folder))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, "tokenizer", error) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
+
+
+def load_causal_lm(config: PolicyConfig, *, dtype: DType | None = None) -> PreTrainedModel:
+    """Load a causal language model, without dropout and without sampling settings of its own.
+
+    What the folder says about both is remembered and written again by ``save_model``. A folder that
+    holds an adapter is merged into its base: the result is the fine-tuned model itself, and so is a
+    reference made of it. The config's own ``lora`` is not attached here.
+
+    Args:
+        config: Where it lies and how to run it.
+        dtype: Instead of the config's.
+
+    Raises:
+        ModelError: There is no such model, or it is not a causal language model.
+    """
+    model = _load(AutoModelForCausalLM, config, dtype or config.dtype)
+    if config.gradient_checkpointing:
+        _enable_checkpointing(model)
+    return model
+
+
+def load_value_network(config: CriticConfig, policy: PolicyConfig) -> ValueNetwork:
+    """Load a critic with a trunk of its own.
+
+    A language model lends its trunk and gets a new head; a sequence classifier with one score, such
+    as a reward model, lends both.
+
+    Args:
+        config: Path (None takes the policy's), start of the head, dtype.
+        policy: How the policy is loaded; the critic follows it where it says nothing.
+
+    Raises:
+        ModelError: There is no such model, or it is not a decoder.
+    """
+    source = replace(policy, path=config.path or policy.path)
+    dtype = config.dtype or policy.dtype
+    if _is_classifier(source):
+        classifier = _load(AutoModelForSequenceClassification, source, dtype)
+        network = ValueNetwork.from_sequence_classifier(classifier)
+    else:
+        model = _load(AutoModelForCausalLM, source, dtype)
+        network = ValueNetwork.from_causal_lm(model, head_init=config.head_init)
+    if config.gradient_checkpointing:
+        _enable_checkpointing(network.backbone)
+    return network
+
+
+def load_reward_model(
+    path: str,
+    *,
+    dtype: DType = "float32",
+    attn_implementation: str | None = "sdpa",
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a frozen sequence classifier, decoder or encoder, with the tokenizer of its folder.
+
+    Args:
+        path: As in ``PolicyConfig``.
+        dtype: Of the weights.
+        attn_implementation: As in ``PolicyConfig``.
+        trust_remote_code: Run code that the folder carries.
+
+    Raises:
+        ModelError: There is no such model, or its score layer has no weights.
+    """
+    source = PolicyConfig(
+        path=path,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+    )
+    model = _load(AutoModelForSequenceClassification, source, dtype, decoder=False)
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model.requires_grad_(False), tokenizer
+
+
+def end_token_ids(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> tuple[int, ...]:
+    """Collect every id that ends a response, in the tokenizer and in the model's two configs.
+
+    Args:
+        tokenizer: Its own end token comes first.
+        model: Causal language model, with or without an adapter. Ids that it has no embedding for
+            are left out: it cannot emit them.
+    """
+    base: Any = base_causal_lm(model)
+    named = [
+        tokenizer.eos_token_id,
+        getattr(getattr(base, "generation_config", None), "eos_token_id", None),
+        getattr(base.config, "eos_token_id", None),
+    ]
+    listed = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named]
+    rows = embedding_rows(base)
+    unique = dict.fromkeys(i for ids in listed for i in ids if i is not None and i < rows)
+    return tuple(unique)
+
+
+def _load(
+    auto: Any, source: PolicyConfig, dtype: DType, *, decoder: bool = True
+) -> PreTrainedModel:
+    """Load and silence a model; adapters are merged. ``decoder`` insists on one."""
+    folder = local_path(source.path)
+    if _is_adapter(folder):
+        return _load_adapter(auto, replace(source, path=folder), dtype)
+    config = _config(source, folder)
+    if decoder:
+        check_decoder(config, source.path, classifier=auto is AutoModelForSequenceClassification)
+    noise = silence_config(config)
+    model = _read_weights(auto, source, folder, config, dtype)
+    generation = getattr(model, "generation_config", None)
+    keep_settings(model, FolderSettings(noise=noise, generation=generation))
+    if generation is not None:
+        model.generation_config = neutral_generation(generation)
+    silence_modules(model)
+    _unblind_padding(model)
+    model.eval()  # type: ignore[no-untyped-call]
+    if decoder:
+        check_behaviour(model, source.path)
+    return model
+
+
+def position_limit(source: PolicyConfig) -> int | None:
+    """Most tokens that a policy can read at once, known before its weights are loaded."""
+    folder = local_path(source.path)
+    if _is_adapter(folder):
+        folder = local_path(_adapter_base(folder))
+    return positions_of(_config(source, folder))
+
+
+def _config(source: PolicyConfig, folder: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise _unreadable(source.path, "model", error) from error
+
+
+def _read_weights(
+    auto: Any, source: PolicyConfig, folder: str, config: Any, dtype: DType
+) -> PreTrainedModel:
+    """Load the weights, and refuse a model some of whose weights would be random."""
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": getattr(torch, dtype),
+        "trust_remote_code": source.trust_remote_code,
+        "output_loading_info": True,
+    }
+    # Left alone, transformers takes sdpa where the family has it; asked for it by name, it
+    # refuses the other families.
+    if source.attn_implementation not in (None, "sdpa"):
+        options["attn_implementation"] = source.attn_implementation
+    try:
+        model, report = auto.from_pretrained(folder, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise _unreadable(source.path, "model", error) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"`{source.path}` lacks weights of a {type(model).__name__}: {', '.join(missing[:3])}"
+            f"{' …' if len(missing) > 3 else ''}. They would be random; give a folder that was "
+            "saved from such a model."
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def _unblind_padding(model: PreTrainedModel) -> None:
+    """Let the embedding of the pad id learn: often it is the end token's, which is real text."""
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        embedding.padding_idx = None
+
+
+def _enable_checkpointing(model: PreTrainedModel) -> None:
+    """Recompute activations in the backward pass.
+
+    Layers do so in training mode only, and Lightning leaves modes as they are. Without dropout,
+    training mode changes nothing else.
+    """
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # transformers 5.24 and newer
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:
+        older: Any = model
+        older.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    model.train()
+
+
+def _is_classifier(source: PolicyConfig) -> bool:
+    folder = local_path(source.path)
+    if _is_adapter(folder):
+        return False
+    config = _config(source, folder)
+    return any(name.endswith(CLASSIFIER) for name in config.architectures or ())
+
+
+def _is_adapter(folder: str) -> bool:
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
+def _adapter_base(folder: str) -> str:
+    """Name the model that an adapter belongs to."""
+    base = read_json(Path(folder) / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            f"`{folder}/{ADAPTER_CONFIG}` does not name its base model; set "
+            "`base_model_name_or_path` there, or give a folder with the adapter merged."
+        )
+    return str(base)
+
+
+def _load_adapter(auto: Any, source: PolicyConfig, dtype: DType) -> PreTrainedModel:
+    """Load the base of an adapter and work the adapter into its weights."""
+    from peft import PeftModel
+
+    if auto is not AutoModelForCausalLM:
+        raise ModelError(
+            f"`{source.path}` holds an adapter of a reward model; merge it into its base with "
+            "`merge_and_unload`, save that, and give its folder."
+        )
+    base = _load(auto, replace(source, path=_adapter_base(source.path)), dtype)
+    with quiet_peft():
+        adapted = PeftModel.from_pretrained(base, source.path)
+    merged: PreTrainedModel = adapted.merge_and_unload()
+    return merged.requires_grad_(True)
+
+
+def _unreadable(path: str, kind: str, error: BaseException) -> ModelError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ModelError(
+        f"no {kind} can be loaded from `{path}`: {reason} Give a folder that holds one (with "
+        "`config.json`), `package:NAME`, or a hub name while the hub can be reached."
+    )

@@ -1,0 +1,66 @@
+"""Writing models as plain Hugging Face folders."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ppo_lightning.errors import ModelError
+from ppo_lightning.io import StrPath
+from ppo_lightning.models.adapters import is_adapted, merged_copy
+from ppo_lightning.models.settings import original_config, settings_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def save_model(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: StrPath,
+    *,
+    state_dict: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a model and its tokenizer as a folder that transformers loads.
+
+    Dropout, cache and sampling settings are those of the folder that the model came from; an
+    adapter is merged, in a copy. The folder appears under its name only when complete.
+
+    Args:
+        model: Of transformers or PEFT.
+        tokenizer: None leaves it out.
+        folder: Where to; new, or empty.
+        state_dict: Weights to write instead of the model's, where those lie in shards; of a model
+            without an adapter.
+
+    Raises:
+        ModelError: The folder holds something already.
+    """
+    target = Path(folder)
+    if target.is_dir() and any(target.iterdir()):
+        raise ModelError(f"`{target}` is not empty; give a new folder to save the model to.")
+    plain: Any = merged_copy(model) if is_adapted(model) else model
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        with original_config(plain):
+            plain.save_pretrained(work, state_dict=state_dict)
+        _write_generation(plain, work)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(work)
+        work.chmod(0o755)
+        work.replace(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_generation(model: nn.Module, folder: Path) -> None:
+    """Write the original sampling settings, past a check that some published ones fail."""
+    generation = settings_of(model).generation
+    if generation is not None:
+        generation.to_json_file(folder / "generation_config.json")

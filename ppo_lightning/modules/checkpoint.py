@@ -1,0 +1,120 @@
+"""What a checkpoint of PPO holds besides Lightning's own entries.
+
+Actor and critic are in ``state_dict``; with adapters only the adapters and the critic. Frozen models
+are never saved: they come from their source again, and a fingerprint tells whether it still holds the
+same weights. Only tensors and plain containers, so that ``weights_only`` loading works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppo_lightning.errors import CheckpointError
+
+KEY = "ppo_lightning"
+FORMAT_VERSION = 1
+
+
+def frozen_names(module: nn.Module) -> set[str]:
+    """Parameters that are not trained: they are left out of checkpoints."""
+    names = module.named_parameters(remove_duplicate=False)  # tied weights have two names
+    return {name for name, p in names if not p.requires_grad}
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Digest of the frozen weights: names, shapes, and the first and last values of each.
+
+    Returns:
+        Hexadecimal, or ``""`` where nothing is frozen.
+    """
+    digest, found = hashlib.sha256(), False
+    for name, parameter in sorted(module.named_parameters()):
+        if parameter.requires_grad:
+            continue
+        found = True
+        flat = parameter.detach().flatten()
+        ends = torch.cat([flat[:32], flat[-32:]]).float().cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(ends.numpy().tobytes())
+    return digest.hexdigest() if found else ""
+
+
+def pack_checkpoint(
+    checkpoint: dict[str, Any], module: nn.Module, *, complete: bool, extra: Mapping[str, Any]
+) -> None:
+    """Take the frozen weights out and add this project's entry.
+
+    Args:
+        checkpoint: Lightning's, changed in place.
+        module: The LightningModule.
+        complete: Whether the iteration has ended: others cannot be resumed.
+        extra: Plain containers to keep.
+    """
+    frozen = frozen_names(module)
+    weights = checkpoint["state_dict"]
+    checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}
+    checkpoint[KEY] = {
+        "format_version": FORMAT_VERSION,
+        "complete": complete,
+        "fingerprint": fingerprint(module),
+        **extra,
+    }
+
+
+def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[str, Any]:
+    """Check a checkpoint, and put the running model's frozen weights in for strict loading.
+
+    Returns:
+        This project's entry.
+
+    Raises:
+        CheckpointError: Not one of ours, cut short, without critic, or of other frozen weights.
+    """
+    entry = checkpoint.get(KEY)
+    if entry is None:
+        raise CheckpointError(
+            "The checkpoint was not written by PPOModule; to start from a model, set "
+            "`model.init_args.policy.path` to its folder."
+        )
+    if entry["format_version"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"The checkpoint has format {entry['format_version']}, this version reads up to "
+            f"{FORMAT_VERSION}: update ppo-lightning."
+        )
+    if not entry["complete"]:
+        raise CheckpointError(
+            "The checkpoint was written inside an iteration and cannot be resumed: the buffer is "
+            "not part of it. Resume from one written at the end of an iteration."
+        )
+    if entry["fingerprint"] != fingerprint(module):
+        raise CheckpointError(
+            "The frozen base weights differ from those that the checkpoint was trained on: "
+            "`policy.path` points to another model, or its weights have changed."
+        )
+    _add_frozen(checkpoint, module)
+    _require_all(checkpoint["state_dict"], module)
+    return entry  # type: ignore[no-any-return]
+
+
+def _add_frozen(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    frozen = frozen_names(module)
+    current = {k: v for k, v in module.state_dict().items() if k in frozen}
+    checkpoint["state_dict"] = {**current, **checkpoint["state_dict"]}
+
+
+def _require_all(weights: Mapping[str, Any], module: nn.Module) -> None:
+    missing = [name for name in module.state_dict() if name not in weights]
+    if not missing:
+        return
+    critic = [name for name in missing if "critic" in name or "value_head" in name]
+    what = "the critic's weights" if critic else f"{len(missing)} weights"
+    raise CheckpointError(
+        f"The checkpoint lacks {what} (such as `{(critic or missing)[0]}`), so the run cannot be "
+        "resumed exactly. To start a new run with a new critic from its actor, `ppo-lightning "
+        "export` the actor and set `model.init_args.policy.path` to the folder."
+    )

@@ -1,0 +1,144 @@
+"""The first half of an iteration: sample, score, shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
+from ppo_lightning.distributed import all_reduce_sum
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.rewards import RewardPipeline, RewardResult
+from ppo_lightning.rollout import (
+    NetworkScores,
+    RolloutEngine,
+    ShapedRollout,
+    StopRules,
+    build_experience,
+    completions_of,
+    score_with_networks,
+)
+from ppo_lightning.rollout.experience import Reference
+from ppo_lightning.types import Completions, Experience, PromptBatch, Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """A buffer and everything that was measured while it was made; callbacks get it.
+
+    Args:
+        rollout: Sampled ids.
+        completions: The same as text.
+        result: Scores, by component and processed.
+        networks: What actor, critic and reference say of the tokens.
+        shaped: Token rewards and raw advantages.
+        experience: The buffer.
+    """
+
+    rollout: Rollout
+    completions: Completions
+    result: RewardResult
+    networks: NetworkScores
+    shaped: ShapedRollout
+    experience: Experience
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """Runs the stages ``rollout``, ``reward`` and ``scoring``.
+
+    Args:
+        networks: Actor and critic.
+        reference: Frozen reference.
+        engine: Samples responses.
+        rewards: Scores them.
+        tokenizer: Decodes them.
+        stops: When a response ends.
+        sampling: How they are sampled.
+        ppo: Advantages.
+        kl: Penalty towards the reference.
+        stage: Context of a named stage.
+        precision: Context of a forward pass in the run's precision.
+    """
+
+    networks: ActorCritic
+    reference: Reference
+    engine: RolloutEngine
+    rewards: RewardPipeline
+    tokenizer: Any
+    stops: StopRules
+    sampling: SamplingConfig
+    ppo: PPOConfig
+    kl: KLConfig
+    stage: Callable[[str], AbstractContextManager[None]]
+    precision: Callable[[], AbstractContextManager[None]]
+
+    def run(
+        self,
+        prompts: PromptBatch,
+        *,
+        iteration: int,
+        num_responses: int,
+        kl_coef: float,
+        policy_version: int,
+    ) -> Collected:
+        """Make the buffer of one iteration.
+
+        Args:
+            prompts: This rank's, on its device.
+            iteration: Number of the iteration.
+            num_responses: Responses over all ranks.
+            kl_coef: β in force.
+            policy_version: Optimiser steps behind the current weights.
+        """
+        with self.stage("rollout"), self.precision():
+            rollout = self.engine.generate(
+                self.networks.actor,
+                prompts,
+                sampling=self.sampling,
+                stops=self.stops,
+                policy_version=policy_version,
+            )
+        with self.stage("reward"):
+            completions = completions_of(rollout, self.tokenizer)
+            result = self.rewards(completions, reduce=all_reduce_sum)
+        with self.stage("scoring"):
+            with self.precision():
+                networks = self._network_scores(rollout)
+            experience, shaped = build_experience(
+                rollout,
+                result.scores.to(rollout.response_ids.device),
+                networks,
+                used=self._used(rollout, result),
+                ppo=self.ppo,
+                kl=self.kl,
+                kl_coef=kl_coef,
+                reduce=all_reduce_sum,
+                num_responses=num_responses,
+                iteration=iteration,
+            )
+        return Collected(
+            rollout=rollout,
+            completions=completions,
+            result=result,
+            networks=networks,
+            shaped=shaped,
+            experience=experience,
+        )
+
+    def _network_scores(self, rollout: Rollout) -> NetworkScores:
+        return score_with_networks(
+            rollout.sequences,
+            networks=self.networks,
+            reference=self.reference,
+            temperature=self.sampling.temperature,
+            estimator=self.kl.estimator,
+            max_tokens=self.ppo.microbatch_tokens,
+        )
+
+    def _used(self, rollout: Rollout, result: RewardResult) -> Any:
+        """Responses that take part in the losses. ``[B]`` bool."""
+        used = ~result.dropped.to(rollout.truncated.device)
+        return used & ~rollout.truncated if self.rewards.processing.mask_truncated else used

@@ -1,0 +1,150 @@
+"""The one place for what changes while a run goes on.
+
+Configs are frozen. Whoever wants a coefficient changed *requests* it here; one pure function merges
+the requests, and a journal tells who changed what and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ppo_lightning.errors import ConfigError, nearest
+
+Layer = Literal["controller", "doctor", "safety"]
+_LAYERS: tuple[Layer, ...] = ("controller", "doctor", "safety")  # applied in this order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """A number that may change during a run.
+
+    Args:
+        value: As configured.
+        low: Least value that any request can reach.
+        high: Largest value that any request can reach.
+    """
+
+    value: float
+    low: float = 0.0
+    high: float = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What one source asks of one dial; a later request of the same source replaces it.
+
+    Args:
+        source: Who asks, such as ``AdaptiveKL``.
+        dial: Name of the dial.
+        value: Wanted value; or
+        factor: factor on what the layers before made of it.
+        layer: ``controller`` first, then ``doctor``, then ``safety``: a later layer has the
+            last word.
+        until: Last iteration that it holds for; None holds for good.
+        reason: For the journal.
+    """
+
+    source: str
+    dial: str
+    value: float | None = None
+    factor: float | None = None
+    layer: Layer = "controller"
+    until: int | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.factor is None):
+            raise ConfigError(f"A request for `{self.dial}` takes either `value` or `factor`.")
+
+
+def merged_value(dial: Dial, requests: Sequence[Request], *, iteration: int) -> float:
+    """Value of a dial after all requests that hold, within its bounds.
+
+    Args:
+        dial: Configured value and bounds.
+        requests: Those for this dial, in the order they were made.
+        iteration: Current iteration.
+    """
+    value = dial.value
+    for layer in _LAYERS:
+        for request in requests:
+            expired = request.until is not None and iteration > request.until
+            if request.layer != layer or expired:
+                continue
+            value = request.value if request.value is not None else value * (request.factor or 0.0)
+    return min(max(value, dial.low), dial.high)
+
+
+class Controls:
+    """Dials, the requests that turn them, and the journal.
+
+    Args:
+        dials: Name to configured value and bounds.
+    """
+
+    def __init__(self, dials: Mapping[str, Dial]) -> None:
+        self._dials = dict(dials)
+        self._requests: dict[tuple[str, str], Request] = {}
+        self._laws: dict[str, str] = {}
+        self.iteration = 0
+        self.journal: list[dict[str, Any]] = []
+
+    def __getitem__(self, dial: str) -> float:
+        self._known(dial)
+        requests = [request for request in self._requests.values() if request.dial == dial]
+        return merged_value(self._dials[dial], requests, iteration=self.iteration)
+
+    def claim(self, dial: str, source: str) -> None:
+        """Register the law that steers a dial.
+
+        Raises:
+            ConfigError: Another law steers it already, or no such dial exists.
+        """
+        self._known(dial)
+        owner = self._laws.setdefault(dial, source)
+        if owner != source:
+            raise ConfigError(f"`{dial}` is steered by both {owner} and {source}: keep one of them.")
+
+    def request(self, request: Request) -> float:
+        """Make or replace a request; the change is written to the journal.
+
+        Returns:
+            Value in force afterwards.
+        """
+        before = self[request.dial]
+        self._requests[request.source, request.dial] = request
+        return self._journalled(request.dial, request.source, before, request.reason)
+
+    def withdraw(self, source: str, dial: str) -> float:
+        """Take a request back; without one nothing happens."""
+        before = self[dial]
+        self._requests.pop((source, dial), None)
+        return self._journalled(dial, source, before, "withdrawn")
+
+    def _journalled(self, dial: str, source: str, before: float, reason: str) -> float:
+        after = self[dial]
+        if after != before:
+            entry = {"iteration": self.iteration, "source": source, "dial": dial}
+            self.journal.append({**entry, "before": before, "after": after, "reason": reason})
+        return after
+
+    def _known(self, dial: str) -> None:
+        if dial not in self._dials:
+            raise ConfigError(
+                f"Unknown dial `{dial}`; did you mean `{nearest(dial, self._dials)}`? "
+                f"Dials: {', '.join(self._dials)}."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Requests and journal as plain containers."""
+        requests = [asdict(request) for request in self._requests.values()]
+        return {"requests": requests, "journal": list(self.journal), "iteration": self.iteration}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore requests and journal; configured values stay those of the running config."""
+        requests = [Request(**request) for request in state["requests"]]
+        self._requests = {(request.source, request.dial): request for request in requests}
+        self.journal = list(state["journal"])
+        self.iteration = int(state["iteration"])

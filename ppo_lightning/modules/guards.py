@@ -1,0 +1,90 @@
+"""Guards of the update: the ratio at its start, and steps that are not finite."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ppo_lightning.errors import UpdateError
+
+TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.float32: 2e-3,
+    torch.bfloat16: 0.2,
+    torch.float16: 0.05,
+}
+"""Largest |log ratio| of a single token that rounding explains, by the dtype of the forward pass.
+
+Rounding grows with the differing shapes of the two passes and with depth; the faults that the check
+is for (position ids, temperature, dropout, masks) shift log-probs by 0.01 to several nats in float32.
+"""
+
+
+class SelfCheck:
+    """At the first minibatch of an iteration the policy is still the one that sampled.
+
+    So the ratio is 1 and KL(old‖new) is 0. Where they are not, the two forward passes are not of
+    the same distribution, and everything that follows is biased.
+
+    Args:
+        mode: ``warn``, ``error`` or ``off``.
+    """
+
+    def __init__(self, mode: Literal["warn", "error", "off"]) -> None:
+        self.mode = mode
+
+    def __call__(self, error: Tensor, dtype: torch.dtype) -> None:
+        """Compare the largest |log ratio| with what rounding explains.
+
+        Args:
+            error: max |log π_θ − log π_old| over the minibatch. 0-d.
+            dtype: Coarsest dtype of the forward pass.
+
+        Raises:
+            UpdateError: It is larger, and ``mode`` is ``error``.
+        """
+        if self.mode == "off":
+            return
+        tolerance, found = TOLERANCE[dtype], float(error)
+        if found <= tolerance:  # a nan is the business of the guard on steps
+            return
+        message = (
+            f"The ratio is not 1 before the first update: |log ratio| reaches {found:.2g}, "
+            f"rounding in {dtype} explains {tolerance:.2g}. The rollout's log-probabilities and the "
+            "update's are of different distributions. Usual causes: dropout left on in a custom "
+            "model, a module that behaves differently in `train()`, an attention implementation "
+            "that ignores padding, weights changed by a callback between rollout and update."
+        )
+        if self.mode == "error":
+            raise UpdateError(message)
+        warnings.warn(message, stacklevel=2)
+
+
+class SkipCounter:
+    """Counts steps in a row that were skipped because a number was not finite.
+
+    Args:
+        limit: The run stops after this many in a row.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.in_a_row = 0
+
+    def count(self, skipped: bool) -> None:
+        """Count one step.
+
+        Raises:
+            UpdateError: ``limit`` steps in a row were skipped.
+        """
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if self.in_a_row >= self.limit:
+            raise UpdateError(
+                f"{self.in_a_row} optimiser steps in a row had a loss or gradient that is not "
+                "finite; no parameter was changed by them. Lower `actor.lr`, clip the rewards "
+                "(`reward_processing.clip`), or raise `optimizer.eps` to 1e-4, and resume from the "
+                "last checkpoint. `guards.max_skipped_steps` sets how many are tolerated."
+            )

@@ -1,0 +1,151 @@
+"""One optimiser with two named groups, their schedules, and clipping for each."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ppo_lightning.configs import GroupConfig, OptimizerConfig
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.functional import lr_factor
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW)
+
+
+def build_optimizer(
+    actor: Sequence[torch.nn.Parameter],
+    critic: Sequence[torch.nn.Parameter],
+    *,
+    config: OptimizerConfig,
+    actor_lr: float,
+    critic_lr: float,
+) -> Optimizer:
+    """Build the optimiser over the groups ``actor`` and ``critic``.
+
+    Adam's state is filled at once (step 0, zero moments, the same as its lazy start), so that
+    every checkpoint has the same entries whichever group has stepped.
+
+    Args:
+        actor: Trainable parameters of the actor.
+        critic: Trainable parameters of the critic.
+        config: Class and its arguments.
+        actor_lr: Peak learning rate of the actor.
+        critic_lr: Peak learning rate of the critic.
+    """
+    cls = _optimizer_class(config.name)
+    options = dict(config.options)
+    if issubclass(cls, _FUSED):
+        options = {"betas": config.betas, "eps": config.eps, "fused": True, **options}
+    groups = [
+        {"params": list(actor), "lr": actor_lr, "name": "actor"},
+        {"params": list(critic), "lr": critic_lr, "name": "critic"},
+    ]
+    optimizer: Optimizer = cls(groups, weight_decay=config.weight_decay, **options)
+    if issubclass(cls, _FUSED):
+        _fill_adam_state(optimizer)
+    return optimizer
+
+
+def _optimizer_class(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module or "torch.optim"), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"`optimizer.name` must be a class of torch.optim or an import path, got {name!r}."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise ConfigError(f"`optimizer.name`: {name!r} is not a torch optimiser.")
+    return found
+
+
+def _fill_adam_state(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def build_scheduler(
+    optimizer: Optimizer,
+    *,
+    actor: GroupConfig,
+    critic: GroupConfig,
+    total_steps: int | None,
+    factors: Callable[[str], float],
+) -> LambdaLR:
+    """Schedule both groups over *planned* optimiser steps, taken or not.
+
+    Args:
+        optimizer: With the groups ``actor`` and ``critic``.
+        actor: Warm-up and schedule of the actor.
+        critic: Warm-up and schedule of the critic.
+        total_steps: Planned steps of the whole run; None where it has no end.
+        factors: Factor on a group's rate that is in force now, by the group's name.
+
+    Raises:
+        ConfigError: A schedule that ends with the run, in a run without end.
+    """
+    for name, group in (("actor", actor), ("critic", critic)):
+        if group.schedule != "constant" and total_steps is None:
+            raise ConfigError(
+                f"`{name}.schedule: {group.schedule}` needs an end: set `trainer.max_epochs`."
+            )
+
+    def law(name: str, group: GroupConfig) -> Callable[[int], float]:
+        def factor(step: int) -> float:
+            scheduled = lr_factor(
+                step,
+                warmup_steps=group.warmup,
+                total_steps=total_steps,
+                schedule=group.schedule,
+                min_ratio=group.min_lr_ratio,
+            )
+            return scheduled * factors(name)
+
+        return factor
+
+    return LambdaLR(optimizer, [law("actor", actor), law("critic", critic)])
+
+
+def advance(scheduler: Any) -> None:
+    """Go one planned step further, whether or not the optimiser's step was taken."""
+    with warnings.catch_warnings():
+        # torch warns when the very first optimiser step was skipped; that is meant here.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        scheduler.step()
+
+
+def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> Tensor:
+    """Euclidean norm of the gradients; 0 where there is none. 0-d float."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def clip_gradients(
+    parameters: Iterable[torch.nn.Parameter], *, max_norm: float | None, norm: Tensor
+) -> None:
+    """Scale the gradients of one network down to ``max_norm``.
+
+    Args:
+        parameters: Of one group.
+        max_norm: Bound; None leaves them alone.
+        norm: Their norm, from ``gradient_norm``.
+    """
+    if max_norm is None or float(norm) <= max_norm or not math.isfinite(float(norm)):
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))

@@ -1,0 +1,347 @@
+"""From what an iteration did to ``IterationStats``: totals on every rank, reduced once."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, world_size
+from ppo_lightning.functional import (
+    distinct_ngrams,
+    distinct_openings,
+    explained_variance,
+    opening_share,
+    repeated_ngram_fraction,
+)
+from ppo_lightning.metrics import ComponentStats, IterationStats, Sums, deviation, quotient
+from ppo_lightning.modules.collection import Collected
+from ppo_lightning.modules.objective import SUMS, Terms
+from ppo_lightning.modules.update import StepReport
+from ppo_lightning.types import MiniBatch
+
+_PER_RESPONSE = (
+    "responses",
+    "length",
+    "score",
+    "score_squared",
+    "raw_score",
+    "score_clipped",
+    "reward",
+    "kl_ref",
+    "truncated",
+    "dropped",
+    "repeated_bigrams",
+    "distinct_1",
+    "distinct_2",
+    "opening_share",
+    "distinct_openings",
+)
+_PER_TOKEN = (
+    "tokens",
+    "entropy",
+    "nll",
+    "mismatch",
+    "value",
+    "return",
+    "advantage",
+    "advantage_squared",
+)
+_STEPS = ("steps", "norm_steps", "grad_norm_actor", "grad_norm_critic", "skipped_nonfinite")
+
+
+class IterationLedger:
+    """What one iteration did, as totals on this rank.
+
+    Args:
+        components: Names of the reward components.
+    """
+
+    def __init__(self, components: tuple[str, ...]) -> None:
+        self.components = components
+        named = tuple(f"{kind}:{name}" for name in components for kind in ("raw", "weighted"))
+        self.rollout = Sums(
+            (*_PER_RESPONSE, *_PER_TOKEN, *named),
+            maxima=("score_max", "length_max", "advantage_abs_max"),
+            minima=("score_min",),
+        )
+        self.update = Sums(
+            (*SUMS, *_STEPS), maxima=("ratio_max", "norm_actor_max", "norm_critic_max")
+        )
+        self.reset(torch.device("cpu"))
+
+    def reset(self, device: torch.device) -> None:
+        """Forget the iteration before."""
+        self.rollout.to(device).reset()
+        self.update.to(device).reset()
+        self.explained_variance: float | None = None
+        self.first_ratio_error: float | None = None
+        self.kl_old_last: float | None = None
+        self.kl_stopped = False
+        self.policy_version = 0
+        self.learning_rates: dict[str, float] = {}
+
+    def add_rollout(self, collected: Collected, kl_coef: float, weights: Mapping[str, float]) -> None:
+        """Add the buffer.
+
+        Args:
+            collected: Buffer and measurements.
+            kl_coef: β in force.
+            weights: Of the reward components.
+        """
+        self.policy_version = collected.rollout.policy_version
+        self.rollout.add(**_response_totals(collected, kl_coef))
+        texts = zip(
+            collected.completions.response_ids, collected.result.dropped.tolist(), strict=True
+        )
+        self.rollout.add(**_text_totals([ids for ids, dropped in texts if not dropped]))
+        self.rollout.add(**_token_totals(collected))
+        for name, raw in collected.result.components.items():
+            kept = raw.double().masked_fill(collected.result.dropped.to(raw.device), 0).sum()
+            self.rollout.add(**{f"raw:{name}": kept, f"weighted:{name}": kept * weights[name]})
+        variance = explained_variance(
+            collected.experience.old_values,
+            collected.experience.returns,
+            collected.shaped.mask,
+            reduce=all_reduce_sum,
+        )
+        self.explained_variance = float(variance)
+
+    def add_step(
+        self, batch: MiniBatch, terms: Terms, report: StepReport, groups: list[dict[str, Any]]
+    ) -> None:
+        """Add one minibatch whose forward pass was made.
+
+        Args:
+            batch: The minibatch.
+            terms: Sums over its tokens on this rank.
+            report: What was decided.
+            groups: The optimiser's, for the rates in force.
+        """
+        self.learning_rates = {group["name"]: group["lr"] for group in groups}
+        self.kl_old_last = report.kl_old
+        self.kl_stopped = report.decision == "kl_stop"
+        if batch.is_first:
+            self.first_ratio_error = float(all_reduce_max(terms.first_error))
+        if report.decision == "nonfinite":
+            self.update.add(skipped_nonfinite=1)
+            return
+        self.update.add(**dict(zip(SUMS, terms.sums.unbind(), strict=True)))
+        self.update.add(
+            ratio_max=terms.ratio_max,
+            norm_actor_max=report.actor_norm,
+            norm_critic_max=report.critic_norm,
+            grad_norm_actor=report.actor_norm,
+            grad_norm_critic=report.critic_norm,
+            norm_steps=1,
+            steps=int(report.decision == "step"),
+        )
+
+    def stats(
+        self, batch: MiniBatch, *, seconds: Mapping[str, float], total: float, device: torch.device
+    ) -> IterationStats:
+        """Reduce the totals over all ranks.
+
+        Args:
+            batch: The last minibatch of the iteration.
+            seconds: Spent so far, by stage.
+            total: Seconds since the iteration began.
+            device: Of this rank.
+        """
+        rollout, update = self.rollout_stats(), self._update_stats(batch)
+        slowest = all_reduce_max(
+            torch.tensor([*seconds.values(), total, memory_gib(device)], device=device)
+        ).tolist()
+        times = time_stats(
+            dict(zip(seconds, slowest, strict=False)),
+            total=slowest[-2],
+            rollout_tokens=rollout["num_tokens"],
+            update_tokens=self.update.compute()["tokens"],
+        )
+        return IterationStats(
+            iteration=batch.experience.iteration,
+            memory_gib=slowest[-1],
+            **rollout,
+            **update,
+            **times,
+        )
+
+    def rollout_stats(self) -> dict[str, Any]:
+        """Fields of ``IterationStats`` about the buffer, over all ranks."""
+        totals = self.rollout.compute()
+        each = {
+            "score_mean": "score",
+            "raw_score_mean": "raw_score",
+            "score_clipped_share": "score_clipped",
+            "reward_mean": "reward",
+            "kl_ref": "kl_ref",
+            "truncated_share": "truncated",
+            "repeated_bigrams": "repeated_bigrams",
+            "distinct_1": "distinct_1",
+            "distinct_2": "distinct_2",
+            "opening_share": "opening_share",
+            "distinct_openings": "distinct_openings",
+            "response_length_mean": "length",
+        }
+        token = {
+            "entropy": "entropy",
+            "sampled_nll": "nll",
+            "sampler_mismatch": "mismatch",
+            "value_mean": "value",
+            "return_mean": "return",
+        }
+        found: dict[str, Any] = {k: quotient(totals, v, "responses") for k, v in each.items()}
+        found |= {k: quotient(totals, v, "tokens") for k, v in token.items()}
+        return found | {
+            "kl_ref_per_token": quotient(totals, "kl_ref", "length"),
+            "score_std": deviation(totals, "score", "score_squared", "responses"),
+            "advantage_std": deviation(totals, "advantage", "advantage_squared", "tokens"),
+            "score_min": totals.get("score_min"),
+            "score_max": totals.get("score_max"),
+            "response_length_max": totals.get("length_max"),
+            "advantage_abs_max": totals.get("advantage_abs_max"),
+            "dropped_responses": totals["dropped"],
+            "num_responses": totals["responses"] + totals["dropped"],
+            "num_tokens": totals["tokens"],
+            "explained_variance": self.explained_variance,
+            "policy_version": float(self.policy_version),
+            "components": self._component_stats(totals),
+        }
+
+    def _component_stats(self, totals: Mapping[str, float]) -> dict[str, ComponentStats]:
+        return {
+            name: ComponentStats(
+                raw=quotient(totals, f"raw:{name}", "responses"),
+                weighted=quotient(totals, f"weighted:{name}", "responses"),
+            )
+            for name in self.components
+        }
+
+    def _update_stats(self, batch: MiniBatch) -> dict[str, Any]:
+        """Fields of ``IterationStats`` about the update, over all ranks."""
+        totals = self.update.compute()
+        token = {
+            "policy_loss": "policy_loss",
+            "value_loss": "value_loss",
+            "update_entropy": "entropy",
+            "kl_old": "kl_old",
+            "clip_fraction": "outside",
+            "clip_active_fraction": "clip_active",
+            "value_clip_fraction": "value_clipped",
+            "dual_clip_fraction": "dual_clipped",
+            "kl_loss": "kl_loss",
+            "ratio_mean": "ratio",
+        }
+        ranks = world_size()  # every rank counts the same steps
+        taken, skipped = totals["steps"] / ranks, totals["skipped_nonfinite"] / ranks
+        found: dict[str, Any] = {k: quotient(totals, v, "tokens") for k, v in token.items()}
+        return found | {
+            "log_ratio_clamped": totals["ratio_clamped"],
+            "ratio_max": totals.get("ratio_max"),
+            "grad_norm_actor": quotient(totals, "grad_norm_actor", "norm_steps"),
+            "grad_norm_critic": quotient(totals, "grad_norm_critic", "norm_steps"),
+            "grad_norm_actor_max": totals.get("norm_actor_max"),
+            "grad_norm_critic_max": totals.get("norm_critic_max"),
+            "lr_actor": self.learning_rates.get("actor"),
+            "lr_critic": self.learning_rates.get("critic"),
+            "kl_old_last": self.kl_old_last,
+            "kl_stopped": float(self.kl_stopped),
+            "first_ratio_error": self.first_ratio_error,
+            "steps_taken": taken,
+            "steps_skipped_nonfinite": skipped,
+            "steps_skipped_kl": batch.num_steps - taken - skipped if self.kl_stopped else 0.0,
+            "epochs_done": taken / (batch.num_steps / batch.num_epochs),
+        }
+
+
+def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor | float]:
+    """Sums over the responses that are in the buffer."""
+    result, rollout = collected.result, collected.rollout
+    device = rollout.response_ids.device
+    kept = ~result.dropped.to(device)
+    lengths = rollout.response_mask.sum(1)
+    score, raw = result.scores.to(device).double(), result.raw.to(device).double()
+    networks = collected.networks
+    log_ratio = (networks.logprobs - networks.ref_logprobs).double().sum(1)
+    penalty = kl_coef * networks.kl.double().sum(1)
+    totals: dict[str, Tensor | float] = {
+        "responses": kept.sum(),
+        "length": lengths[kept].sum(),
+        "dropped": (~kept).sum(),
+        "score": score[kept].sum(),
+        "score_squared": score[kept].square().sum(),
+        "raw_score": raw[kept].sum(),
+        "score_clipped": result.clipped.to(device)[kept].sum(),
+        "reward": (score - penalty)[kept].sum(),
+        "kl_ref": log_ratio[kept].sum(),
+        "truncated": rollout.truncated[kept].sum(),
+    }
+    if bool(kept.any()):
+        totals |= {"score_max": score[kept].max(), "score_min": score[kept].min()}
+        totals |= {"length_max": lengths[kept].max()}
+    return totals
+
+
+def _text_totals(response_ids: Any) -> dict[str, float]:
+    """Repetition and variety; shares of a rank weigh by its responses."""
+    count = len(response_ids)
+    return {
+        "repeated_bigrams": sum(repeated_ngram_fraction(ids, 2) for ids in response_ids),
+        "distinct_1": distinct_ngrams(response_ids, 1) * count,
+        "distinct_2": distinct_ngrams(response_ids, 2) * count,
+        "opening_share": opening_share(response_ids) * count,
+        "distinct_openings": distinct_openings(response_ids) * count,
+    }
+
+
+def _token_totals(collected: Collected) -> dict[str, Tensor | float]:
+    """Sums over the valid tokens of the buffer."""
+    mask, networks = collected.shaped.mask, collected.networks
+    raw = collected.shaped.raw_advantages
+    columns = {
+        "entropy": networks.entropy,
+        "nll": -networks.logprobs,
+        "mismatch": (collected.rollout.sampler_logprobs - networks.logprobs).abs(),
+        "value": networks.values,
+        "return": collected.experience.returns,
+        "advantage": raw,
+        "advantage_squared": raw.square(),
+    }
+    table = torch.stack([column.double() for column in columns.values()])
+    sums = table.masked_fill(~mask, 0).sum((1, 2))
+    totals: dict[str, Tensor | float] = dict(zip(columns, sums.unbind(), strict=True))
+    return totals | {"tokens": mask.sum(), "advantage_abs_max": raw.masked_fill(~mask, 0).abs().max()}
+
+
+def time_stats(
+    seconds: Mapping[str, float], *, total: float, rollout_tokens: float, update_tokens: float
+) -> dict[str, float]:
+    """Fields of ``IterationStats`` about time, of the slowest rank.
+
+    Args:
+        seconds: By stage.
+        total: Of the iteration so far.
+        rollout_tokens: Sampled, all ranks.
+        update_tokens: Response tokens that the update worked on, all ranks.
+    """
+    names = ("rollout", "reward", "scoring", "update", "validation")
+    known = {f"{name}_seconds": seconds[name] for name in names if name in seconds}
+    busy = sum(seconds.get(name, 0.0) for name in names if name != "reward")
+    known |= {"iteration_seconds": total, "device_idle_share": max(0.0, 1 - busy / total)}
+    if seconds.get("rollout"):
+        known["rollout_tokens_per_second"] = rollout_tokens / seconds["rollout"]
+    if seconds.get("update"):
+        known["update_tokens_per_second"] = update_tokens / seconds["update"]
+    return known
+
+
+def memory_gib(device: torch.device) -> float:
+    """Peak memory of the device, or of the process on a CPU; of this rank."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)

@@ -1,0 +1,57 @@
+"""The stages of an iteration: timed, and told to every callback that listens."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+
+STAGES = ("rollout", "reward", "scoring", "update", "validation")
+
+
+class StageClock:
+    """Seconds spent in each stage since the last ``reset``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._began = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the last ``reset``."""
+        return time.perf_counter() - self._began
+
+    @contextmanager
+    def stage(self, module: pl.LightningModule, name: str) -> Iterator[None]:
+        """Time a stage and call ``on_stage_start`` and ``on_stage_end`` of the callbacks.
+
+        Args:
+            module: The module that runs it.
+            name: One of ``STAGES``.
+        """
+        call_listeners(module, "on_stage_start", name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+            call_listeners(module, "on_stage_end", name)
+
+    def reset(self) -> None:
+        """Begin a new iteration."""
+        self.seconds.clear()
+        self._began = time.perf_counter()
+
+
+def call_listeners(module: pl.LightningModule, hook: str, *arguments: Any) -> None:
+    """Call a hook of this project on every callback that has it: ``hook(trainer, module, …)``."""
+    trainer = module.trainer
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        listener = getattr(callback, hook, None)
+        if listener is not None:
+            listener(trainer, module, *arguments)

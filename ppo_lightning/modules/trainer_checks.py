@@ -1,0 +1,128 @@
+"""Trainer settings that do not fit PPO are refused by name, with the setting to use instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from ppo_lightning.errors import ConfigError
+
+
+def check_trainer(trainer: pl.Trainer) -> None:
+    """Refuse trainer settings that manual optimisation ignores or that cut an iteration.
+
+    ``fast_dev_run`` becomes one whole iteration.
+
+    Raises:
+        ConfigError: Names the setting and what to use instead.
+    """
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        _whole_iteration(trainer)
+    for setting, wrong, instead in _settings(trainer):
+        if wrong:
+            raise ConfigError(f"`trainer.{setting}` cannot be used with PPOModule: {instead}")
+    for callback in trainer.checkpoint_callbacks:
+        _check_checkpointing(callback)
+
+
+def _settings(trainer: Any) -> list[tuple[str, bool, str]]:
+    """(name, whether it is set, what to do instead)."""
+    loop = trainer.fit_loop
+    whole = "an iteration must not be cut; "
+    return [
+        (
+            "gradient_clip_val",
+            trainer.gradient_clip_val is not None,
+            "set `model.init_args.actor.max_grad_norm` and `model.init_args.critic.max_grad_norm`.",
+        ),
+        (
+            "accumulate_grad_batches",
+            trainer.accumulate_grad_batches != 1,
+            "set `model.init_args.ppo.microbatch_tokens`, the token budget of one backward pass.",
+        ),
+        (
+            "max_steps",
+            trainer.max_steps not in (-1, None),
+            f"{whole}set `trainer.max_epochs`, the number of iterations.",
+        ),
+        (
+            "val_check_interval",
+            trainer.val_check_interval not in (1.0, None),
+            f"{whole}set `trainer.check_val_every_n_epoch`, in iterations.",
+        ),
+        (
+            "check_val_every_n_epoch",
+            trainer.check_val_every_n_epoch is None,
+            "set it to a number of iterations.",
+        ),
+        (
+            "limit_train_batches",
+            trainer.limit_train_batches not in (1.0, None),
+            f"{whole}set `data.init_args.buffer` and `model.init_args.ppo.num_update_epochs`.",
+        ),
+        ("overfit_batches", trainer.overfit_batches != 0, "every iteration samples its own data."),
+        (
+            "reload_dataloaders_every_n_epochs",
+            loop._data_source.instance is not None and trainer.reload_dataloaders_every_n_epochs != 0,
+            "the loader makes a fresh buffer every iteration by itself.",
+        ),
+        (
+            "precision",
+            str(trainer.precision) in ("16-mixed", "16-true", "16"),
+            "float16 overflows in the ratio and in the losses; set `bf16-mixed` or `32-true`.",
+        ),
+    ]
+
+
+def _whole_iteration(trainer: Any) -> None:
+    """Let ``fast_dev_run`` run one iteration to its end instead of one minibatch."""
+    trainer.limit_train_batches = 1.0
+    trainer.fit_loop.epoch_loop.max_steps = -1
+
+
+def _check_checkpointing(callback: Checkpoint) -> None:
+    if not isinstance(callback, ModelCheckpoint):
+        return
+    every_n_steps: Any = getattr(callback, "_every_n_train_steps", 0)
+    faults = {
+        "every_n_train_steps": bool(every_n_steps) and not _is_lightnings_default(callback),
+        "train_time_interval": getattr(callback, "_train_time_interval", None) is not None,
+        "save_on_exception": bool(getattr(callback, "save_on_exception", False)),
+        "save_on_train_epoch_end: false": callback._save_on_train_epoch_end is False,
+    }
+    for setting, wrong in faults.items():
+        if wrong:
+            raise ConfigError(
+                f"ModelCheckpoint `{setting}` cannot be used with PPOModule: a file written inside "
+                "an iteration cannot be resumed. Use `every_n_epochs: 1` and "
+                "`save_on_train_epoch_end: true`; an epoch is an iteration."
+            )
+    callback._save_on_train_epoch_end = True
+
+
+def default_checkpointing(trainer: pl.Trainer) -> list[pl.Callback]:
+    """Checkpoint callback to put in the place of Lightning's own default, if that is in use.
+
+    Lightning's default may save after validation, inside the iteration; ours saves each
+    iteration's end, and keeps ``last.ckpt``.
+    """
+    current = trainer.checkpoint_callbacks
+    if len(current) != 1 or not _is_lightnings_default(current[0]):
+        return []
+    return [
+        ModelCheckpoint(
+            filename="{epoch}", every_n_epochs=1, save_last=True, save_on_train_epoch_end=True
+        )
+    ]
+
+
+def _is_lightnings_default(callback: Checkpoint) -> bool:
+    """Whether it is what the Trainer adds by itself: every argument at its default."""
+    if type(callback) is not ModelCheckpoint:
+        return False
+    plain = ModelCheckpoint()
+    names = ("monitor", "filename", "save_last", "save_top_k", "dirpath")
+    names += ("_every_n_train_steps", "_every_n_epochs", "_save_on_train_epoch_end")
+    return all(getattr(callback, name) == getattr(plain, name) for name in names)

@@ -1,0 +1,197 @@
+"""One optimiser step, up to the decision whether to take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, world_size
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.modules.objective import SUMS, Coefficients, Counts, Terms, microbatch_terms
+from ppo_lightning.rollout import microbatch_rows
+from ppo_lightning.rollout.experience import Reference
+from ppo_lightning.types import Experience, Sequences
+
+Decision = Literal["step", "kl_stop", "nonfinite"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Everything that the loss of a minibatch is made of.
+
+    Args:
+        networks: Actor and critic.
+        reference: Read only where the exact KL is part of the loss.
+        ppo: The objective.
+        kl: Placement of the penalty.
+        temperature: Of the sampling distribution.
+    """
+
+    networks: ActorCritic
+    reference: Reference
+    ppo: PPOConfig
+    kl: KLConfig
+    temperature: float
+
+    def microbatch(self, batch: Experience, coefficients: Coefficients, counts: Counts) -> Terms:
+        """Forward pass and loss of one microbatch."""
+        ref_logits = None
+        exact = self.kl.placement == "loss" and self.kl.estimator == "full"
+        if exact:
+            ref_logits = self.reference.logprobs(
+                batch.sequences, temperature=self.temperature, logits=True
+            ).logits
+        output = self.networks(
+            batch.sequences,
+            temperature=self.temperature,
+            logits=exact,
+            entropy_grad=coefficients.ent_coef != 0,
+            final_values=False,
+        )
+        return microbatch_terms(
+            output,
+            batch,
+            ppo=self.ppo,
+            kl=self.kl,
+            coefficients=coefficients,
+            counts=counts,
+            ref_logits=ref_logits,
+            temperature=self.temperature,
+        )
+
+
+def accumulate_gradients(
+    minibatch: Experience,
+    objective: Objective,
+    coefficients: Coefficients,
+    *,
+    backward: Callable[[Tensor], None],
+) -> Terms:
+    """Run forward and backward over a minibatch, one backward for each microbatch.
+
+    Losses are sums divided by the counts of the whole minibatch on all ranks, so neither the cut
+    into microbatches nor the number of ranks changes the gradient.
+
+    Args:
+        minibatch: This rank's rows.
+        objective: Networks and loss.
+        coefficients: In force now.
+        backward: Lightning's ``manual_backward``.
+
+    Returns:
+        Sums over this rank's microbatches; ``loss`` is detached.
+    """
+    mask = minibatch.sequences.response_mask
+    own = torch.stack([mask.sum(), mask.any(1).sum()]).double()
+    tokens, sequences = (all_reduce_sum(own) / world_size()).tolist()
+    counts = Counts(tokens, sequences)
+    loss, sums = mask.new_zeros((), dtype=torch.float64), mask.new_zeros(len(SUMS)).double()
+    ratio_max = first_error = torch.zeros((), device=mask.device)
+    for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
+        terms = objective.microbatch(microbatch, coefficients, counts)
+        backward(terms.loss)
+        loss, sums = loss + terms.loss.detach(), sums + terms.sums
+        ratio_max = torch.maximum(ratio_max, terms.ratio_max)
+        first_error = torch.maximum(first_error, terms.first_error)
+    return Terms(loss, sums, ratio_max, first_error)
+
+
+def microbatches(minibatch: Experience, max_tokens: int | None) -> list[Experience]:
+    """Cut a minibatch by its token budget, into equally many pieces on every rank.
+
+    A rank that is short of rows gets dummy rows with an empty mask, so that all ranks run the same
+    number of backward passes.
+    """
+    groups = microbatch_rows(minibatch.sequences, max_tokens=max_tokens)
+    pieces = [_trimmed(minibatch.select(rows)) for rows in groups]
+    wanted = max_over_ranks(len(pieces), minibatch.old_logprobs.device)
+    return pieces + [_dummy(minibatch)] * (wanted - len(pieces))
+
+
+def _trimmed(batch: Experience) -> Experience:
+    """Drop the columns that are padding in every row."""
+    sequences = batch.sequences.trimmed()
+    width = sequences.response_ids.shape[1]
+    return Experience(
+        sequences=sequences,
+        old_logprobs=batch.old_logprobs[:, :width],
+        old_values=batch.old_values[:, :width],
+        ref_logprobs=batch.ref_logprobs[:, :width],
+        advantages=batch.advantages[:, :width],
+        returns=batch.returns[:, :width],
+        indices=batch.indices,
+        num_responses=batch.num_responses,
+        iteration=batch.iteration,
+        policy_version=batch.policy_version,
+    )
+
+
+def _dummy(like: Experience) -> Experience:
+    """One row that is read but counts nowhere: a single prompt token and no valid response token."""
+    ids = like.sequences.prompt_ids.new_zeros((1, 1))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    zeros = like.old_logprobs.new_zeros((1, 1))
+    return Experience(
+        sequences=Sequences(
+            prompt_ids=ids, prompt_mask=real, response_ids=ids, response_mask=~real
+        ),
+        old_logprobs=zeros,
+        old_values=zeros,
+        ref_logprobs=zeros,
+        advantages=zeros,
+        returns=zeros,
+        indices=ids[0],
+        num_responses=like.num_responses,
+        iteration=like.iteration,
+        policy_version=like.policy_version,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What all ranks agree on before a step.
+
+    Args:
+        decision: Take the step; stop the update (KL); or skip the step (not finite).
+        kl_old: KL(old‖new) of the minibatch over all ranks, nats per token.
+        actor_norm: Gradient norm of the actor before clipping.
+        critic_norm: Gradient norm of the critic before clipping.
+    """
+
+    decision: Decision
+    kl_old: float
+    actor_norm: float
+    critic_norm: float
+
+
+def report_of(
+    terms: Terms, actor_norm: Tensor, critic_norm: Tensor, *, kl_limit: float | None
+) -> StepReport:
+    """Decide on numbers summed over all ranks; one synchronisation with the device.
+
+    A loss or gradient that is not finite comes before the KL: its KL means nothing.
+
+    Args:
+        terms: This rank's sums.
+        actor_norm: Gradient norm of the actor. 0-d.
+        critic_norm: Gradient norm of the critic. 0-d.
+        kl_limit: KL(old‖new), nats per token, above which the update stops; None never stops.
+    """
+    kl_sum, tokens = terms.sums[SUMS.index("kl_old")], terms.sums[SUMS.index("tokens")]
+    bad = (~(terms.loss.isfinite() & terms.sums.isfinite().all())).double()
+    bad = bad + (~actor_norm.isfinite()).double() + (~critic_norm.isfinite()).double()
+    agreed = all_reduce_sum(torch.stack([kl_sum, tokens, bad]))
+    norms = torch.stack([actor_norm, critic_norm]).to(agreed)
+    kl_total, num_tokens, num_bad, actor, critic = torch.cat([agreed, norms]).tolist()
+    kl_old = kl_total / num_tokens if num_tokens else 0.0
+    decision: Decision = "step"
+    if num_bad > 0:
+        decision = "nonfinite"
+    elif kl_limit is not None and kl_old > kl_limit:
+        decision = "kl_stop"
+    return StepReport(decision=decision, kl_old=kl_old, actor_norm=actor, critic_norm=critic)

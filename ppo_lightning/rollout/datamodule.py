@@ -1,0 +1,180 @@
+"""The data module of PPO: prompts in, a fresh on-policy buffer for every iteration out."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from ppo_lightning.configs import BufferConfig
+from ppo_lightning.data import PromptSet, PromptSource, as_source, make_prompt_batch
+from ppo_lightning.distributed import owned_indices, rank, world_size
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.functional import combine_keys
+from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
+from ppo_lightning.rollout.source import RolloutSource
+from ppo_lightning.types import Experience, PromptBatch
+
+Prompts = PromptSource | list[str] | str
+"""A source, the prompts themselves, or a path to a ``.jsonl`` or ``.txt`` file."""
+
+_HELD_OUT = -1  # stands where training keys have the iteration
+
+
+class RolloutDataModule(pl.LightningDataModule):
+    """Prompts, and the loop that turns them into a buffer once an iteration.
+
+    Args:
+        prompts: Training prompts.
+        val_prompts: Held-out prompts for validation, ``test`` and ``predict``.
+        buffer: Size of the buffer and number of minibatches.
+        chat: Whether plain strings become one user turn of the tokenizer's chat template:
+            ``auto`` does so where the tokenizer has a template.
+        system_prompt: System turn in front of every chat that has none.
+        max_prompt_tokens: Longest prompt; None leaves it to the model's positions.
+        overlong: What happens to a longer one: ``error``, ``drop`` or ``truncate`` (its start).
+        val_batch_size: Held-out prompts answered at once on a rank.
+        seed: Of prompt order, sampling and shuffles; None takes ``seed_everything``'s, or 0.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        val_prompts: Prompts | None = None,
+        *,
+        buffer: BufferConfig = BufferConfig(),  # noqa: B008 - frozen
+        chat: Literal["auto"] | bool = "auto",
+        system_prompt: str | None = None,
+        max_prompt_tokens: int | None = None,
+        overlong: Literal["error", "drop", "truncate"] = "error",
+        val_batch_size: int = 64,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.prompts = as_source(prompts)
+        self.val_prompts = None if val_prompts is None else as_source(val_prompts)
+        self.buffer = buffer
+        self.chat = chat
+        self.system_prompt = system_prompt
+        self.max_prompt_tokens = max_prompt_tokens
+        self.overlong = overlong
+        self.val_batch_size = val_batch_size
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        self.position = 0
+        self.train_set: PromptSet | None = None
+        self.val_set: PromptSet | None = None
+
+    @property
+    def source(self) -> RolloutSource:
+        """The module that samples and scores."""
+        module = getattr(self.trainer, "lightning_module", None)
+        if not isinstance(module, RolloutSource):
+            raise TypeError(
+                f"RolloutDataModule needs a module with `collect`, such as PPOModule, "
+                f"got {type(module).__name__}."
+            )
+        return module
+
+    def setup(self, stage: str) -> None:
+        """Read and tokenise the prompts: a bad file ends the run before weights are loaded."""
+        if stage == "fit":
+            self.train_set = self._prompt_set(self.prompts)
+        if self.val_prompts is not None:
+            self.val_set = self._prompt_set(self.val_prompts)
+        elif stage != "fit":
+            raise ConfigError(
+                f"`{stage}` answers held-out prompts: set `data.init_args.val_prompts`."
+            )
+        else:
+            self.trainer.limit_val_batches = 0  # an empty loader would be warned about
+
+    def _prompt_set(self, source: PromptSource) -> PromptSet:
+        return PromptSet.build(
+            source,
+            self.source.tokenizer,
+            chat=self.chat,
+            system_prompt=self.system_prompt,
+            max_prompt_tokens=self._longest_prompt(),
+            overlong=self.overlong,
+        )
+
+    def _longest_prompt(self) -> int | None:
+        """The configured limit, or else what the model's positions leave beside a response."""
+        room = self.source.max_prompt_tokens
+        wanted = self.max_prompt_tokens
+        if room is not None and (room < 1 or (wanted is not None and wanted > room)):
+            asked = "" if wanted is None else f"`data.init_args.max_prompt_tokens` ({wanted}) and "
+            raise ConfigError(
+                f"{asked}`model.init_args.sampling.max_new_tokens` exceed the model's positions, "
+                f"which leave {room} for a prompt beside a whole response: lower one of them."
+            )
+        return room if wanted is None else wanted
+
+    def train_dataloader(self) -> RolloutLoader:
+        """A loader whose every ``iter`` is one iteration."""
+        return RolloutLoader(
+            self._next_experience,
+            num_minibatches=self.buffer.num_minibatches,
+            num_epochs=self.source.num_update_epochs,
+            seed=self.seed,
+        )
+
+    def _next_experience(self) -> Experience:
+        """Take the next prompts of the seeded order and have them answered."""
+        assert self.train_set is not None
+        assert self.trainer is not None
+        iteration = self.trainer.current_epoch
+        total = self.buffer.num_responses
+        numbers = self.train_set.order(self.position, self.buffer.num_prompts, seed=self.seed)
+        indices = owned_indices(total, rank=rank(), world_size=world_size())
+        groups = indices // self.buffer.responses_per_prompt
+        batch = make_prompt_batch(
+            self.train_set,
+            [numbers[group] for group in groups.tolist()],
+            keys=_keys(self.seed, iteration, indices),
+            indices=indices,
+            groups=groups,
+            pad_id=self.source.tokenizer.pad_token_id,
+        )
+        experience = self.source.collect(batch, iteration=iteration, num_responses=total)
+        self.position += self.buffer.num_prompts
+        return experience
+
+    def val_dataloader(self) -> HeldOutLoader | list[Any]:
+        """Held-out prompts of this rank, each once."""
+        if self.val_set is None:
+            return []
+        owned = owned_indices(len(self.val_set), rank=rank(), world_size=world_size())
+        parts = [part for part in owned.split(self.val_batch_size) if len(part)]
+        return HeldOutLoader([self._held_out_batch(part) for part in parts])
+
+    test_dataloader = val_dataloader
+    predict_dataloader = val_dataloader
+
+    def _held_out_batch(self, numbers: Tensor) -> PromptBatch:
+        assert self.val_set is not None
+        return make_prompt_batch(
+            self.val_set,
+            numbers.tolist(),
+            keys=_keys(self.seed, _HELD_OUT, numbers),
+            indices=numbers,
+            groups=numbers,
+            pad_id=self.source.tokenizer.pad_token_id,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the prompt order, and the seed that all random numbers come from."""
+        return {"position": self.position, "seed": self.seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the checkpoint stopped, with its seed."""
+        self.position = int(state_dict["position"])
+        self.seed = int(state_dict["seed"])
+
+
+def _keys(seed: int, iteration: int, indices: Tensor) -> Tensor:
+    """Random-number key of each response. ``[B]`` long."""
+    return torch.as_tensor(combine_keys(seed, iteration, indices))

@@ -1,0 +1,199 @@
+"""From a rollout to the buffer: score with the networks, shape rewards, estimate advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.functional import (
+    full_kl,
+    gae,
+    kl_estimate,
+    token_rewards,
+    whiten,
+)
+from ppo_lightning.models import ActorCritic, PolicyOutput
+from ppo_lightning.rollout.minibatches import microbatch_rows
+from ppo_lightning.types import Experience, Rollout, Sequences
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+class Reference(Protocol):
+    """What the experience asks of the frozen reference."""
+
+    def logprobs(
+        self, sequences: Sequences, *, temperature: float, logits: bool = ...
+    ) -> PolicyOutput:
+        """Log-probabilities of the response tokens, without gradient."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkScores:
+    """What actor, critic and reference say of a rollout's tokens; all ``[B, R]``, 0 at padding.
+
+    Args:
+        logprobs: log π_old at the sampling temperature.
+        entropy: Of the whole next-token distribution, nats.
+        values: V before each token.
+        ref_logprobs: log π_ref at the same temperature.
+        kl: KL_t(π_old‖π_ref) by the configured estimator, nats.
+        final_values: V after the last token, for truncated responses. ``[B]``.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+    ref_logprobs: Tensor
+    kl: Tensor
+    final_values: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapedRollout:
+    """What shaping adds to the buffer, kept for the statistics of the iteration.
+
+    Args:
+        rewards: Token rewards, KL penalty included. ``[B, R]``.
+        raw_advantages: Before whitening. ``[B, R]``.
+        mask: Tokens that the losses count. ``[B, R]`` bool.
+    """
+
+    rewards: Tensor
+    raw_advantages: Tensor
+    mask: Tensor
+
+
+def score_with_networks(
+    sequences: Sequences,
+    *,
+    networks: ActorCritic,
+    reference: Reference,
+    temperature: float,
+    estimator: str,
+    max_tokens: int | None,
+) -> NetworkScores:
+    """Run actor, critic and reference over the rollout, in microbatches.
+
+    Args:
+        sequences: The rollout's tokens.
+        networks: Current actor and critic.
+        reference: Frozen reference.
+        temperature: Sampling temperature.
+        estimator: Of the KL, see ``KLConfig``.
+        max_tokens: Token budget of a microbatch.
+    """
+    shape = sequences.response_mask.shape
+    names = ("logprobs", "entropy", "values", "ref_logprobs", "kl", "final_values")
+    columns: dict[str, Tensor] = {}
+    for rows in microbatch_rows(sequences, max_tokens=max_tokens):
+        part = sequences.select(rows).trimmed()
+        whole = estimator == "full"
+        with torch.no_grad():
+            ours = networks(part, temperature=temperature, logits=whole)
+        theirs = reference.logprobs(part, temperature=temperature, logits=whole)
+        kl = _kl(ours, theirs, part.response_mask, temperature=temperature, estimator=estimator)
+        parts = (*ours[:3], theirs.logprobs, kl, ours.final_values)
+        for name, value in zip(names, parts, strict=True):
+            column = columns.setdefault(name, value.new_zeros(shape[: value.dim()]))
+            into = column[:, : value.shape[1]] if value.dim() > 1 else column
+            into[rows.to(value.device)] = value
+    return NetworkScores(**columns)
+
+
+def _kl(
+    ours: PolicyOutput, theirs: PolicyOutput, mask: Tensor, *, temperature: float, estimator: str
+) -> Tensor:
+    """Per-token KL of one microbatch. ``[B, R]``."""
+    if estimator == "full":
+        assert ours.logits is not None
+        assert theirs.logits is not None
+        return full_kl(ours.logits, theirs.logits, temperature=temperature).masked_fill(~mask, 0)
+    estimate = kl_estimate(ours.logprobs, theirs.logprobs, estimator=estimator)
+    return estimate.masked_fill(~mask, 0)
+
+
+def build_experience(
+    rollout: Rollout,
+    scores: Tensor,
+    networks: NetworkScores,
+    *,
+    used: Tensor,
+    ppo: PPOConfig,
+    kl: KLConfig,
+    kl_coef: float,
+    reduce: Reduce,
+    num_responses: int,
+    iteration: int,
+) -> tuple[Experience, ShapedRollout]:
+    """Shape token rewards, estimate advantages, whiten over the whole buffer.
+
+    Args:
+        rollout: Sampled responses.
+        scores: Processed score of each response. ``[B]``.
+        networks: Their log-probabilities and values.
+        used: False for responses that take part in nothing (dropped). ``[B]`` bool.
+        ppo: Discount, λ, bootstrapping and whitening.
+        kl: Placement of the penalty.
+        kl_coef: β in force.
+        reduce: Sums a vector over ranks.
+        num_responses: Responses over all ranks.
+        iteration: Number of the iteration.
+    """
+    mask = rollout.response_mask & used[:, None]
+    rewards = token_rewards(
+        scores.masked_fill(~used, 0), networks.kl, mask, kl_coef=kl_coef, placement=kl.placement
+    )
+    advantages, returns = _advantages(rollout, rewards, networks, mask, ppo)
+    raw = advantages
+    if ppo.whiten_advantages:
+        advantages = whiten(advantages, mask, reduce=reduce)
+    sequences = rollout.sequences
+    experience = Experience(
+        sequences=Sequences(
+            prompt_ids=sequences.prompt_ids,
+            prompt_mask=sequences.prompt_mask,
+            response_ids=sequences.response_ids,
+            response_mask=mask,
+        ),
+        old_logprobs=networks.logprobs,
+        old_values=networks.values,
+        ref_logprobs=networks.ref_logprobs,
+        advantages=advantages,
+        returns=returns,
+        indices=rollout.prompts.indices,
+        num_responses=num_responses,
+        iteration=iteration,
+        policy_version=rollout.policy_version,
+    )
+    return experience, ShapedRollout(rewards=rewards, raw_advantages=raw, mask=mask)
+
+
+def _advantages(
+    rollout: Rollout, rewards: Tensor, networks: NetworkScores, mask: Tensor, ppo: PPOConfig
+) -> tuple[Tensor, Tensor]:
+    """Raw advantages and returns, each with its own λ. Both ``[B, R]``."""
+    bootstrap = None
+    if ppo.bootstrap_truncated:
+        bootstrap = networks.final_values.masked_fill(~rollout.truncated, 0)
+
+    def estimate(gae_lambda: float) -> tuple[Tensor, Tensor]:
+        return gae(
+            rewards,
+            networks.values,
+            mask,
+            gamma=ppo.gamma,
+            gae_lambda=gae_lambda,
+            bootstrap_values=bootstrap,
+        )
+
+    advantages, returns = estimate(ppo.gae_lambda)
+    if ppo.value_gae_lambda is not None and ppo.value_gae_lambda != ppo.gae_lambda:
+        returns = estimate(ppo.value_gae_lambda)[1]
+    return advantages, returns

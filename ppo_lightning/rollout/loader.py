@@ -1,0 +1,78 @@
+"""Loaders: of one iteration (a fresh buffer, then its minibatches) and of held-out prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ppo_lightning.functional import combine_keys
+from ppo_lightning.rollout.minibatches import minibatch_rows
+from ppo_lightning.types import Experience, MiniBatch, PromptBatch
+
+_MAX_SEED = 2**63 - 1
+
+
+class RolloutLoader:
+    """Yield the minibatches of one iteration; each ``iter`` is one iteration.
+
+    Sized, or Lightning would prefetch a batch and sample the next buffer one update too early.
+    ``__iter__`` is a generator function, because Lightning calls ``iter`` more often than it
+    iterates: the buffer is collected at the first ``next``.
+
+    Args:
+        collect: Samples and scores a fresh buffer.
+        num_minibatches: Optimiser steps in one pass over the buffer.
+        num_epochs: Most passes over the buffer.
+        seed: Of the shuffles; each pass of each iteration has its own.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[], Experience],
+        *,
+        num_minibatches: int,
+        num_epochs: int,
+        seed: int,
+    ) -> None:
+        self.collect = collect
+        self.num_minibatches = num_minibatches
+        self.num_epochs = num_epochs
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.num_minibatches * self.num_epochs
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        experience = self.collect()
+        step = 0
+        for epoch in range(self.num_epochs):
+            for rows in minibatch_rows(
+                experience.indices,
+                num_responses=experience.num_responses,
+                num_minibatches=self.num_minibatches,
+                key=int(combine_keys(self.seed, experience.iteration, epoch)) & _MAX_SEED,
+            ):
+                yield MiniBatch(
+                    experience=experience.select(rows),
+                    epoch=epoch,
+                    step=step,
+                    num_steps=len(self),
+                    num_epochs=self.num_epochs,
+                )
+                step += 1
+
+
+class HeldOutLoader:
+    """Held-out prompts in batches, the same ones every time.
+
+    Args:
+        batches: Of this rank.
+    """
+
+    def __init__(self, batches: Sequence[PromptBatch]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[PromptBatch]:
+        return iter(self.batches)

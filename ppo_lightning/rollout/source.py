@@ -1,0 +1,33 @@
+"""What the data module asks of the module that is trained with it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from ppo_lightning.types import Experience, PromptBatch
+
+
+@runtime_checkable
+class RolloutSource(Protocol):
+    """Turns prompts into a scored buffer. ``PPOModule`` is one."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The actor's tokenizer."""
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """Longest prompt that leaves room for a whole response; None is unlimited."""
+
+    @property
+    def num_update_epochs(self) -> int:
+        """Most passes over a buffer."""
+
+    def collect(self, prompts: PromptBatch, *, iteration: int, num_responses: int) -> Experience:
+        """Sample, score and shape one buffer.
+
+        Args:
+            prompts: This rank's prompts, a row for each response.
+            iteration: Number of the iteration.
+            num_responses: Responses over all ranks.
+        """

@@ -1,0 +1,315 @@
+"""One iteration after another on tiny models: what must hold whatever the model."""
+
+import gc
+from dataclasses import replace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.testing import assert_close
+
+from ppo_lightning.configs import (
+    GroupConfig,
+    GuardConfig,
+    KLConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RewardProcessing,
+)
+from ppo_lightning.errors import UpdateError
+from ppo_lightning.rewards import Reward, RewardTerm
+from ppo_lightning.rollout import NativeEngine
+from tests.helpers.runs import data_module, fit, parameters, ppo_module
+from tests.helpers.tiny_models import build_gpt2
+
+SGD = OptimizerConfig(name="SGD")
+
+
+def test_the_policy_starts_at_the_reference_with_ratio_one(tiny_model_dir, tmp_path):
+    """T11: sampling, update and reference share one distribution, here at another temperature."""
+    module = ppo_module(tiny_model_dir, sampling={"temperature": 0.7})
+    first, second, _ = fit(tmp_path, module, data_module()).stats
+    assert first.kl_ref == 0
+    assert first.first_ratio_error < 1e-5
+    assert second.kl_ref != 0  # it has moved
+    assert second.first_ratio_error < 1e-5
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
+def test_t10_dropout_is_off_everywhere(tmp_path, lora):
+    folder = build_gpt2(tmp_path / "m", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
+    module = ppo_module(folder, policy={"lora": lora})
+    stats = fit(tmp_path / "run", module, data_module()).stats
+    assert stats[0].kl_ref == 0
+    assert max(s.first_ratio_error for s in stats) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ppo": {"objective": "penalty"}},
+        {"ppo": {"clip_range_high": 0.3, "dual_clip": 3.0, "ent_coef": 0.01}},
+        {"ppo": {"loss_aggregation": "sequence", "value_clip_range": None}},
+        {"ppo": {"value_huber_delta": 1.0, "value_gae_lambda": 1.0, "bootstrap_truncated": True}},
+        {"ppo": {"whiten_advantages": False}},
+        {"critic_model": {"kind": "shared", "trunk_grad_scale": 0.5}},
+        {"policy": {"lora": LoraConfig(rank=4)}, "critic_model": {"kind": "shared"}},
+        {"policy": {"gradient_checkpointing": True}},
+        {"kl": KLConfig(estimator="full")},
+        {"kl": KLConfig(estimator="k2")},
+        {"kl": KLConfig(estimator="k3", placement="last")},
+        {"kl": KLConfig(estimator="abs")},
+        {"kl": KLConfig(estimator="k2", placement="loss")},
+        {"kl": KLConfig(estimator="full", placement="loss")},
+        {"reward_processing": RewardProcessing(normalize="batch", missing_eos_penalty=0.5)},
+        {"reward_processing": RewardProcessing(mask_truncated=True)},
+        {"actor": GroupConfig(lr=1e-3, warmup=2, schedule="cosine", max_grad_norm=None)},
+        {"optimizer": OptimizerConfig(name="SGD", options={"momentum": 0.9})},
+    ],
+    ids=str,
+)
+def test_every_setting_runs_and_changes_the_result(tiny_model_dir, tmp_path, settings):
+    plain = ppo_module(tiny_model_dir)
+    fit(tmp_path, plain, data_module(), max_epochs=2, enable_checkpointing=False)
+    module = ppo_module(tiny_model_dir, **settings)
+    stats = fit(tmp_path, module, data_module(), max_epochs=2, enable_checkpointing=False).stats
+    assert all(p.isfinite().all() for p in module.parameters())
+    assert stats[-1].steps_taken == 4
+    if "gradient_checkpointing" in str(settings):
+        for name, value in parameters(plain).items():
+            assert_close(dict(module.named_parameters())[name], value, msg=name)
+    elif "lora" not in str(settings):
+        assert any(
+            not value.equal(dict(module.named_parameters())[name])
+            for name, value in parameters(plain).items()
+            if name in dict(module.named_parameters())
+        )
+
+
+def test_t35_what_the_critic_says_at_padding_reaches_nothing(tiny_model_dir, tmp_path):
+    class Loud(torch.nn.Module):
+        def __init__(self, critic):
+            super().__init__()
+            self.critic = critic
+
+        def forward(self, input_ids, attention_mask, position_ids):
+            values = self.critic(input_ids, attention_mask, position_ids)
+            return values.masked_fill(attention_mask == 0, 100.0)
+
+    results = []
+    for loud in (False, True):
+        module = ppo_module(tiny_model_dir)
+        module.configure_model()
+        if loud:
+            module.networks.critic = Loud(module.networks.critic)
+        stats = fit(tmp_path, module, data_module(), enable_checkpointing=False).stats[-1]
+        results.append({k: v for k, v in stats.to_log().items() if k[:4] not in ("time", "run/")})
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_t38_microbatches_do_not_change_the_parameters(tiny_model_dir, tmp_path, aggregation):
+    """Whole minibatches, and cut by three budgets, in float64: equal to rounding (T39 as well)."""
+    runs = []
+    for budget in (None, 60, 25, 1):
+        module = ppo_module(
+            tiny_model_dir,
+            policy={"dtype": "float64"},
+            optimizer=SGD,
+            ppo={"microbatch_tokens": budget, "loss_aggregation": aggregation},
+            actor=GroupConfig(lr=1e-2, max_grad_norm=None),
+        )
+        fit(tmp_path, module, data_module(), max_epochs=2, enable_checkpointing=False)
+        runs.append(parameters(module))
+    for other in runs[1:]:
+        for name, value in runs[0].items():
+            assert_close(other[name], value, rtol=0, atol=1e-11, msg=name)
+
+
+def test_t40_sizes_that_do_not_divide(tiny_model_dir, tmp_path):
+    module = ppo_module(
+        tiny_model_dir, sampling={"batch_size": 3}, ppo={"microbatch_tokens": 30}
+    )
+    data = data_module(buffer={"num_prompts": 7, "num_minibatches": 4})
+    recorder = fit(tmp_path, module, data, enable_checkpointing=False)
+    for stats, collected in zip(recorder.stats, recorder.collected, strict=True):
+        assert stats.num_responses == 7
+        assert stats.steps_taken == 8
+        assert sorted(collected.experience.indices.tolist()) == list(range(7))
+
+
+def test_t19_sampled_ids_go_to_the_loss_and_text_to_the_rewards(tiny_gpt2_dir, tmp_path):
+    seen = []
+
+    class Watcher(Reward):
+        def __call__(self, completions):
+            seen.append(completions)
+            return [0.0] * len(completions)
+
+    module = ppo_module(tiny_gpt2_dir, rewards=[RewardTerm(name="w", component=Watcher())])
+    recorder = fit(tmp_path, module, data_module(), max_epochs=1, enable_checkpointing=False)
+    sequences = recorder.collected[0].experience.sequences
+    retokenised = 0
+    for row, (ids, text) in enumerate(
+        zip(seen[0].response_ids, seen[0].responses, strict=True)
+    ):
+        assert sequences.response_ids[row][sequences.response_mask[row]].tolist() == ids
+        retokenised += module.tokenizer.encode(text) != ids
+    assert retokenised > 0  # the case that the rule is for does occur here
+
+
+class EmptyAnswers(NativeEngine):
+    """Takes every token away from the first response."""
+
+    def generate(self, model, prompts, **settings):
+        rollout = super().generate(model, prompts, **settings)
+        mask = rollout.response_mask.clone()
+        mask[0] = False
+        return replace(
+            rollout,
+            response_mask=mask,
+            sampler_logprobs=rollout.sampler_logprobs.masked_fill(~mask, 0),
+        )
+
+
+def test_t18_a_response_without_tokens_takes_part_in_nothing(tiny_model_dir, tmp_path):
+    texts = []
+
+    class Watcher(Reward):
+        def __call__(self, completions):
+            texts.append(completions.responses[0])
+            return [1.0] * len(completions)
+
+    module = ppo_module(
+        tiny_model_dir,
+        engine=EmptyAnswers(),
+        rewards=[RewardTerm(name="w", component=Watcher())],
+    )
+    stats = fit(tmp_path, module, data_module(), enable_checkpointing=False).stats
+    assert texts == [""] * 3
+    assert all(p.isfinite().all() for p in module.parameters())
+    assert stats[0].steps_taken == 4
+
+
+class NaNAt(Reward):
+    def __init__(self, row):
+        self.row = row
+
+    def __call__(self, completions):
+        scores = torch.arange(float(len(completions)))
+        scores[self.row] = torch.nan
+        return scores
+
+
+def test_a_dropped_response_is_counted_and_used_nowhere(tiny_model_dir, tmp_path):
+    module = ppo_module(
+        tiny_model_dir,
+        rewards=[RewardTerm(name="nan", component=NaNAt(2))],
+        reward_processing=RewardProcessing(on_nonfinite="drop"),
+    )
+    recorder = fit(tmp_path, module, data_module(), enable_checkpointing=False)
+    assert [s.dropped_responses for s in recorder.stats] == [1, 1, 1]
+    experience = recorder.collected[0].experience
+    assert not experience.sequences.response_mask[2].any()
+    assert experience.advantages.isfinite().all()
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+class PoisonedAt:
+    """Makes the loss of chosen updates not finite, by way of the networks' output."""
+
+    def __init__(self, module, calls):
+        self.module, self.calls, self.count = module, calls, 0
+        module.configure_model()
+        module.networks.register_forward_hook(self)
+
+    def __call__(self, networks, args, output):
+        if not torch.is_grad_enabled():
+            return output
+        self.count += 1
+        if self.count not in self.calls:
+            return output
+        return output._replace(logprobs=output.logprobs * torch.nan)
+
+
+def test_t41_a_loss_that_is_not_finite_skips_the_step_and_is_counted(tiny_model_dir, tmp_path):
+    module = ppo_module(tiny_model_dir)
+    PoisonedAt(module, calls={2})
+    stats = fit(tmp_path, module, data_module(), enable_checkpointing=False).stats
+    assert [s.steps_skipped_nonfinite for s in stats] == [1, 0, 0]
+    assert stats[0].steps_taken == 3
+    assert stats[0].policy_loss == pytest.approx(stats[0].policy_loss)  # not nan
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+def test_the_run_ends_after_too_many_skipped_steps(tiny_llama_dir, tmp_path):
+    module = ppo_module(tiny_llama_dir, guards=GuardConfig(max_skipped_steps=3, advice="off"))
+    PoisonedAt(module, calls=range(2, 100))
+    with pytest.raises(UpdateError, match="3 optimiser steps in a row"):
+        fit(tmp_path, module, data_module(), enable_checkpointing=False)
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+def counted(step, calls):
+    def wrapper(*args, **kwargs):
+        calls.append(1)
+        return step(*args, **kwargs)
+
+    return wrapper
+
+
+def test_the_kl_limit_stops_an_update_before_the_step(tiny_model_dir, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(torch.optim.SGD, "step", counted(torch.optim.SGD.step, steps))
+    module = ppo_module(
+        tiny_model_dir, ppo={"target_kl": 1e-6}, actor=GroupConfig(lr=0.1), optimizer=SGD
+    )
+    stats = fit(tmp_path, module, data_module(), max_epochs=1, enable_checkpointing=False).stats
+    assert len(steps) == 1  # the first step has KL 0; the second is not taken
+    assert stats[0].kl_stopped == 1
+    assert stats[0].steps_taken == 1
+    assert stats[0].steps_skipped_kl == 3
+    assert stats[0].kl_old_last > 1e-6
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_same_seed_same_run_bitwise(tiny_model_dir, tmp_path):
+    first, second = ppo_module(tiny_model_dir), ppo_module(tiny_model_dir)
+    runs = [fit(tmp_path, m, data_module(), enable_checkpointing=False) for m in (first, second)]
+    for name, value in parameters(first).items():
+        assert value.equal(dict(second.named_parameters())[name]), name
+    ids = [[c.rollout.response_ids.tolist() for c in run.collected] for run in runs]
+    assert ids[0] == ids[1]
+
+
+def test_groups_of_responses_share_their_prompt(tiny_llama_dir, tmp_path):
+    data = data_module(buffer={"num_prompts": 3, "responses_per_prompt": 2})
+    recorder = fit(
+        tmp_path, ppo_module(tiny_llama_dir), data, max_epochs=1, enable_checkpointing=False
+    )
+    prompts = recorder.collected[0].completions.prompts
+    assert prompts[0::2] == prompts[1::2]
+    assert len(set(prompts)) == 3
+
+
+def test_t61_nothing_grows_from_iteration_to_iteration(tiny_llama_dir, tmp_path):
+    counts = []
+
+    class Counter(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            gc.collect()
+            counts.append(sum(type(o) is torch.Tensor for o in gc.get_objects()))
+
+    module = ppo_module(tiny_llama_dir)
+
+    fit(
+        tmp_path,
+        module,
+        data_module(),
+        max_epochs=8,
+        enable_checkpointing=False,
+        callbacks=[Counter()],
+    )
+    # The test's own recorder keeps each iteration's buffer; the rest must be flat.
+    growth = [b - a for a, b in zip(counts[2:], counts[3:], strict=False)]
+    assert len(set(growth)) == 1

@@ -1,0 +1,182 @@
+"""LoRA: what trains, what is saved, and the way back to the weights below."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig as PeftLora
+from peft import get_peft_model
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+
+from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
+from ppo_lightning.models import (
+    ReferencePolicy,
+    adapter_disabled,
+    adapter_state_keys,
+    base_state_keys,
+    build_actor_critic,
+    is_adapted,
+    load_causal_lm,
+    load_tokenizer,
+    merged_copy,
+    policy_logprobs,
+    save_model,
+)
+from ppo_lightning.models.adapters import quiet_peft
+from tests.helpers.sequences import sequences_of
+
+BATCH = sequences_of([[5, 9, 11], [12, 7, 30, 8]], [[20, 13, 17, 2], [9, 22]])
+
+
+def adapted(folder: Path, *, trained: bool = True, **lora):
+    networks = build_actor_critic(
+        PolicyConfig(path=str(folder), lora=LoraConfig(rank=2, **lora)), CriticConfig(kind="shared")
+    )
+    if trained:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in networks.actor_parameters():
+                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return networks
+
+
+def logprobs(model) -> torch.Tensor:
+    with torch.no_grad():
+        return policy_logprobs(model, BATCH, temperature=1.0).logprobs
+
+
+def test_new_adapters_change_nothing(family_dir: Path):
+    plain = load_causal_lm(PolicyConfig(path=str(family_dir)))
+    networks = adapted(family_dir, trained=False)
+    assert is_adapted(networks.actor)
+    assert not is_adapted(plain)
+    assert torch.equal(logprobs(networks.actor), logprobs(plain))
+
+
+def test_every_linear_layer_but_the_head_gets_an_adapter(family_dir: Path):
+    networks = adapted(family_dir)
+    with_adapter = {
+        n.split(".lora_A")[0].split(".")[-1] for n in networks.actor.state_dict() if ".lora_A" in n
+    }
+    assert len(with_adapter) >= 3
+    assert "lm_head" not in with_adapter
+
+
+def test_rank_scale_and_targets_are_obeyed(tiny_llama_dir: Path):
+    networks = adapted(tiny_llama_dir, target_modules=["q_proj"], alpha=6.0)
+    names = [n for n, p in networks.actor.named_parameters() if p.requires_grad]
+    assert names
+    assert all(".q_proj." in name for name in names)
+    layer = networks.causal_lm.model.layers[0].self_attn.q_proj
+    assert layer.scaling == {"default": 3.0}
+    assert layer.lora_A["default"].weight.shape[0] == 2
+    default = adapted(tiny_llama_dir).causal_lm.model.layers[0].self_attn.q_proj
+    assert default.scaling == {"default": 2.0}
+
+
+def test_reference_is_bitwise_the_actor_with_its_adapter_off(family_dir: Path):
+    policy = PolicyConfig(path=str(family_dir), lora=LoraConfig(rank=2))
+    networks = adapted(family_dir)
+    reference = ReferencePolicy.build(ReferenceConfig(), policy, networks.actor)
+    assert reference.adapter_off
+    plain = logprobs(load_causal_lm(policy))
+    theirs = reference.logprobs(BATCH, temperature=1.0).logprobs
+    assert torch.equal(theirs, plain)
+    assert not torch.equal(theirs, logprobs(networks.actor))
+
+
+def test_t25_the_switch_is_undone_even_after_an_exception(family_dir: Path):
+    networks = adapted(family_dir)
+    before = logprobs(networks.actor)
+    trainable = [p.requires_grad for p in networks.actor.parameters()]
+
+    def use_and_fail() -> None:
+        with adapter_disabled(networks.actor):
+            assert not torch.equal(logprobs(networks.actor), before)
+            raise RuntimeError("in mid-reference")
+
+    with pytest.raises(RuntimeError, match="mid-reference"):
+        use_and_fail()
+    assert torch.equal(logprobs(networks.actor), before)
+    assert [p.requires_grad for p in networks.actor.parameters()] == trainable
+
+
+def test_t25_the_switch_leaves_frozen_adapters_frozen_and_nests(tiny_model_dir: Path):
+    networks = adapted(tiny_model_dir)
+    networks.actor.requires_grad_(False)  # as in value warm-up
+    with adapter_disabled(networks.actor):
+        with adapter_disabled(networks.actor):
+            off = logprobs(networks.actor)
+        assert torch.equal(logprobs(networks.actor), off)
+    assert not any(p.requires_grad for p in networks.actor.parameters())
+    assert not torch.equal(logprobs(networks.actor), off)
+
+
+def test_t25_an_adapter_as_sft_model_is_merged_so_kl_starts_at_zero(
+    family_dir: Path, tmp_path: Path
+):
+    targets = "all-linear"
+    base = AutoModelForCausalLM.from_pretrained(family_dir)
+    torch.manual_seed(1)
+    with quiet_peft():
+        sft = get_peft_model(
+            base,
+            PeftLora(
+                r=2,
+                target_modules=targets,
+                init_lora_weights=False,
+                lora_dropout=0.05,
+                task_type="CAUSAL_LM",
+                fan_in_fan_out="gpt2" in str(family_dir),
+            ),
+        )
+    sft.save_pretrained(tmp_path / "sft")
+    expected = logprobs(sft.eval())
+    policy = PolicyConfig(path=str(tmp_path / "sft"), lora=LoraConfig(rank=2))
+    networks = build_actor_critic(policy, CriticConfig())
+    reference = ReferencePolicy.build(ReferenceConfig(), policy, networks.actor)
+    ours = logprobs(networks.actor)
+    assert_close(ours, expected, rtol=0, atol=1e-4)  # merging rounds
+    assert not torch.allclose(ours, logprobs(load_causal_lm(PolicyConfig(path=str(family_dir)))))
+    assert torch.equal(reference.logprobs(BATCH, temperature=1.0).logprobs, ours)
+    # The folder of an adapter need not hold a tokenizer: its base does.
+    assert len(load_tokenizer(str(tmp_path / "sft"))) == len(load_tokenizer(str(family_dir)))
+
+
+def test_merged_copy_is_plain_equal_and_apart(family_dir: Path, tmp_path: Path):
+    networks = adapted(family_dir)
+    state = {k: v.clone() for k, v in networks.actor.state_dict().items()}
+    before = logprobs(networks.actor)
+    merged = merged_copy(networks.actor)
+    assert not is_adapted(merged)
+    assert not any("lora" in key for key in merged.state_dict())
+    assert_close(logprobs(merged), before, rtol=0, atol=1e-4)
+    assert torch.equal(logprobs(networks.actor), before)
+    assert all(torch.equal(v, state[k]) for k, v in networks.actor.state_dict().items())
+    with torch.no_grad():
+        next(merged.parameters()).zero_()
+    assert torch.equal(logprobs(networks.actor), before)
+    with pytest.raises(ValueError, match="without an adapter"):
+        merged_copy(merged)
+    save_model(networks.actor, None, tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert_close(logprobs(plain), before, rtol=0, atol=1e-4)
+
+
+def test_t55_state_keys_tell_adapters_from_the_frozen_base(family_dir: Path):
+    networks = adapted(family_dir)
+    keys = set(networks.state_dict())
+    adapter, base = adapter_state_keys(networks), base_state_keys(networks)
+    trainable = {n for n, p in networks.named_parameters() if p.requires_grad}
+    assert adapter == trainable - {"value_head.weight"}
+    assert adapter | base == keys - {"value_head.weight"}
+    assert not adapter & base
+    separate = build_actor_critic(PolicyConfig(path=str(family_dir)), CriticConfig())
+    assert adapter_state_keys(separate) == base_state_keys(separate) == frozenset()
+    # A checkpoint of adapters alone brings a fresh model to the same place.
+    fresh = adapted(family_dir, trained=False)
+    kept = {k: v for k, v in networks.state_dict().items() if k not in base}
+    report = fresh.load_state_dict(kept, strict=False)
+    assert set(report.missing_keys) == set(base)
+    assert torch.equal(logprobs(fresh.actor), logprobs(networks.actor))

@@ -1,0 +1,87 @@
+"""The frozen reference of a full run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
+from ppo_lightning.models import ReferencePolicy, build_actor_critic
+from tests.helpers.sequences import sequences_of
+from tests.helpers.tiny_models import build_llama
+
+BATCH = sequences_of([[5, 9, 11], [12, 7, 30, 8]], [[20, 13, 17, 2], [9, 22]])
+
+
+def test_a_full_reference_starts_equal_and_stays(family_dir: Path):
+    policy = PolicyConfig(path=str(family_dir))
+    networks = build_actor_critic(policy, CriticConfig())
+    reference = ReferencePolicy.build(ReferenceConfig(), policy, networks.actor)
+    start = networks(BATCH, temperature=0.9).logprobs
+    theirs = reference.logprobs(BATCH, temperature=0.9)
+    assert torch.equal(theirs.logprobs, start)  # KL to the reference is 0 at step 0
+    assert not theirs.logprobs.requires_grad
+    torch.optim.SGD(networks.actor_parameters(), lr=0.1).step()
+    start.sum().backward()
+    torch.optim.SGD(networks.actor_parameters(), lr=0.1).step()
+    assert not torch.equal(networks(BATCH, temperature=0.9).logprobs, start)
+    assert torch.equal(reference.logprobs(BATCH, temperature=0.9).logprobs, start)
+
+
+def test_a_reference_built_late_is_still_the_start(tiny_model_dir: Path):
+    # A resumed actor is no longer what it started from.
+    policy = PolicyConfig(path=str(tiny_model_dir))
+    networks = build_actor_critic(policy, CriticConfig())
+    start = networks(BATCH, temperature=1.0).logprobs
+    with torch.no_grad():
+        next(networks.actor_parameters()).add_(1.0)
+    reference = ReferencePolicy.build(ReferenceConfig(), policy, networks.actor)
+    assert torch.equal(reference.logprobs(BATCH, temperature=1.0).logprobs, start)
+
+
+def test_t55_the_holder_registers_nothing(tiny_model_dir: Path):
+    policy = PolicyConfig(path=str(tiny_model_dir))
+
+    class Owner(torch.nn.Module):
+        pass
+
+    owner = Owner()
+    owner.networks = build_actor_critic(policy, CriticConfig())
+    keys = set(owner.state_dict())
+    owner.reference = ReferencePolicy.build(ReferenceConfig(), policy, owner.networks.actor)
+    assert set(owner.state_dict()) == keys
+    with owner.reference.causal_lm() as model:
+        assert not any(p.requires_grad for p in model.parameters())
+        assert not model.training
+    assert owner.reference.to("cpu") is owner.reference
+
+
+def test_path_and_dtype_make_a_second_model(tiny_llama_dir: Path, tmp_path: Path):
+    other = build_llama(tmp_path / "other", seed=7)
+    policy = PolicyConfig(path=str(tiny_llama_dir), lora=LoraConfig(rank=2))
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    nearer = ReferencePolicy.build(ReferenceConfig(path=str(other)), policy, actor)
+    coarse = ReferencePolicy.build(ReferenceConfig(dtype="bfloat16"), policy, actor)
+    own = ReferencePolicy.build(ReferenceConfig(dtype="float32"), policy, actor)
+    assert [r.adapter_off for r in (nearer, coarse, own)] == [False, False, True]
+    with coarse.causal_lm() as model:
+        assert model.dtype == torch.bfloat16
+    logprobs = [r.logprobs(BATCH, temperature=1.0).logprobs for r in (nearer, coarse, own)]
+    assert not torch.allclose(logprobs[0], logprobs[2], atol=0.1)
+    assert torch.allclose(logprobs[1], logprobs[2], atol=0.5)
+    assert logprobs[1].dtype == torch.float32
+
+
+def test_logits_come_on_request(tiny_model_dir: Path):
+    policy = PolicyConfig(path=str(tiny_model_dir))
+    actor = build_actor_critic(policy, CriticConfig()).actor
+    reference = ReferencePolicy.build(ReferenceConfig(), policy, actor)
+    assert reference.logprobs(BATCH, temperature=1.0).logits is None
+    output = reference.logprobs(BATCH, temperature=1.0, logits=True)
+    assert output.logits.shape == (2, 4, actor.config.vocab_size)
+
+
+def test_adapter_off_needs_an_adapter(tiny_model_dir: Path):
+    actor = build_actor_critic(PolicyConfig(path=str(tiny_model_dir)), CriticConfig()).actor
+    with pytest.raises(ValueError, match="needs a model with an adapter"):
+        ReferencePolicy(actor, adapter_off=True)
