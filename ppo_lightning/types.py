@@ -1,7 +1,7 @@
 """The records that travel through one iteration: prompts -> rollout -> experience -> minibatches.
 
-All are frozen, hold tensors of one device, and know how to move (``to``) and how to be cut (``select``).
-B sequences, P prompt tokens, R response tokens.
+All are frozen, hold tensors of one device, and know how to move (``to``) and to be cut
+(``select``). B sequences, P prompt tokens, R response tokens.
 """
 
 from __future__ import annotations

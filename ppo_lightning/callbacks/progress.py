@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import lightning.pytorch as pl
@@ -31,6 +32,7 @@ class StageProgress(ProgressBar):
         self._head = ""
         self._stage = ""
         self._result = ""
+        self._started = self._seconds = 0.0
 
     @override
     def disable(self) -> None:
@@ -51,7 +53,7 @@ class StageProgress(ProgressBar):
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._head = f"iteration {_count(trainer)}"
+        self._head, self._stage = f"iteration {_count(trainer)}", ""
         self._begin(int(trainer.num_training_batches))
 
     @override
@@ -78,20 +80,34 @@ class StageProgress(ProgressBar):
     def on_stage_start(self, trainer: pl.Trainer, module: pl.LightningModule, name: str) -> None:
         """Show the stage that begins; called by the module."""
         self._stage = name
+        self._started = time.perf_counter()
         self._show()
+
+    def on_stage_end(self, trainer: pl.Trainer, module: pl.LightningModule, name: str) -> None:
+        """Take the time of the rollout; called by the module."""
+        if name == "rollout":
+            self._seconds = time.perf_counter() - self._started
 
     def on_rollout_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, collected: Any
     ) -> None:
-        """Show the score of the fresh buffer; called by the module."""
-        self._result = f"score {_short(float(collected.result.scores.mean()))}"
+        """Show what the fresh buffer looks like on this rank; called by the module."""
+        if self._bar is None:
+            return
+        experience = collected.experience
+        kl = (experience.old_logprobs - experience.ref_logprobs).sum(1).mean()
+        tokens = int(experience.sequences.response_mask.sum())
+        score = collected.result.scores.mean()
+        self._result = (
+            f"score {_short(float(score))}, KL {_short(float(kl))}, "
+            f"{tokens / self._seconds:.0f} tokens/s"
+        )
         self._show()
 
     def on_iteration_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, stats: IterationStats
     ) -> None:
         """Leave a line about the finished iteration; called by the module."""
-        self._result = ", ".join(result_parts(stats)[:2])
         self.print(f"iteration {_count(trainer)}: {', '.join(result_parts(stats))}")
 
     # ------------------------------------------------------------------ held-out prompts
@@ -160,7 +176,8 @@ class StageProgress(ProgressBar):
         if not (self._enabled and self.live):
             return
         if self._bar is None:
-            self._bar = Tqdm(file=sys.stderr, leave=False, dynamic_ncols=True, smoothing=0)
+            options = {"leave": False, "dynamic_ncols": True, "smoothing": 0}
+            self._bar = Tqdm(total=total, desc=self._head, file=sys.stderr, **options)
         self._bar.reset(total=total)
         self._show()
 

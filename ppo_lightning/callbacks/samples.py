@@ -46,9 +46,10 @@ class SampleTexts(pl.Callback):
         if not trainer.is_global_zero:
             return
         iteration = trainer.current_epoch
-        fitting = trainer.state.fn == "fit"
+        command = getattr(trainer.state.fn, "value", "fit")
+        fitting = command == "fit"
         rows = side_by_side(kept, iteration=iteration if fitting else None)
-        name = f"iteration_{iteration:04d}" if fitting else str(trainer.state.fn)
+        name = f"iteration_{iteration:04d}" if fitting else command
         _write(self._folder / f"{name}.jsonl", rows)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -164,6 +165,7 @@ class PPOLightningCLI(LightningCLI):
     @rank_zero_only
     def _print_scores(self, results: Sequence[Mapping[str, float]]) -> None:
         merged = {name: value for result in results for name, value in result.items()}
+        merged.pop("step", None)  # the loggers' x axis
         print(scores_table(merged))
 
 
@@ -177,6 +179,8 @@ def run(arguments: Sequence[str]) -> None:
         ConfigError: Something in the config or on the command line is wrong.
     """
     prepared, files = prepare_arguments(arguments)
+    # Between Lightning and the newest PyTorch; nothing that a user could mend.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
     PPOLightningCLI(prepared, files)
 

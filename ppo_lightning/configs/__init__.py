@@ -2,7 +2,7 @@
 
 from ppo_lightning.configs.buffer import BufferConfig
 from ppo_lightning.configs.guards import GuardConfig
-from ppo_lightning.configs.kl import KLConfig
+from ppo_lightning.configs.kl import KLConfig, KLEstimatorName
 from ppo_lightning.configs.models import (
     CriticConfig,
     DType,
@@ -23,6 +23,7 @@ __all__ = [
     "GroupConfig",
     "GuardConfig",
     "KLConfig",
+    "KLEstimatorName",
     "LoraConfig",
     "OptimizerConfig",
     "PPOConfig",

@@ -7,6 +7,8 @@ from typing import Literal
 
 from ppo_lightning.configs.checks import require, require_at_least
 
+KLEstimatorName = Literal["k1", "k2", "k3", "abs", "full"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class KLConfig:
@@ -22,7 +24,7 @@ class KLConfig:
     """
 
     coef: float = 0.05
-    estimator: Literal["k1", "k2", "k3", "abs", "full"] = "k1"
+    estimator: KLEstimatorName = "k1"
     placement: Literal["token", "last", "loss"] = "token"
 
     def __post_init__(self) -> None:

@@ -36,7 +36,8 @@ class PolicyConfig:
     Args:
         path: Folder, hub name, or ``package:NAME`` for weights that a Python package carries.
         dtype: Of the weights.
-        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` …; None lets transformers choose.
+        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``; None lets
+            transformers choose.
         lora: Train adapters instead of the weights.
         gradient_checkpointing: Recompute activations in the backward pass.
         trust_remote_code: Run code that a model folder carries.

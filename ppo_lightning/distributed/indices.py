@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def owned_indices(total: int, *, rank: int, world_size: int) -> Tensor:
-    """Global numbers that a rank owns: ``rank``, ``rank + world_size``, …
+    """Global numbers that a rank owns: ``rank``, ``rank + world_size`` and so on.
 
     Interleaved, so that ranks differ by one response at most, and the same response has the same
     number (and random numbers) whatever the number of ranks.

@@ -1,8 +1,8 @@
 """What a checkpoint of PPO holds besides Lightning's own entries.
 
-Actor and critic are in ``state_dict``; with adapters only the adapters and the critic. Frozen models
-are never saved: they come from their source again, and a fingerprint tells whether it still holds the
-same weights. Only tensors and plain containers, so that ``weights_only`` loading works.
+Actor and critic are in ``state_dict``; with adapters only the adapters and the critic. Frozen
+models are never saved: they come from their source again, and a fingerprint tells whether it still
+holds the same weights. Only tensors and plain containers, so that ``weights_only`` loading works.
 """
 
 from __future__ import annotations

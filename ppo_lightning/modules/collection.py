@@ -94,13 +94,7 @@ class Collection:
             policy_version: Optimiser steps behind the current weights.
         """
         with self.stage("rollout"), self.precision():
-            rollout = self.engine.generate(
-                self.networks.actor,
-                prompts,
-                sampling=self.sampling,
-                stops=self.stops,
-                policy_version=policy_version,
-            )
+            rollout = self._sample(prompts, policy_version)
         with self.stage("reward"):
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(completions, reduce=all_reduce_sum)
@@ -126,6 +120,15 @@ class Collection:
             networks=networks,
             shaped=shaped,
             experience=experience,
+        )
+
+    def _sample(self, prompts: PromptBatch, policy_version: int) -> Rollout:
+        return self.engine.generate(
+            self.networks.actor,
+            prompts,
+            sampling=self.sampling,
+            stops=self.stops,
+            policy_version=policy_version,
         )
 
     def _network_scores(self, rollout: Rollout) -> NetworkScores:

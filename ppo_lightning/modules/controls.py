@@ -105,7 +105,9 @@ class Controls:
         self._known(dial)
         owner = self._laws.setdefault(dial, source)
         if owner != source:
-            raise ConfigError(f"`{dial}` is steered by both {owner} and {source}: keep one of them.")
+            raise ConfigError(
+                f"`{dial}` is steered by both {owner} and {source}: keep one of them."
+            )
 
     def request(self, request: Request) -> float:
         """Make or replace a request; the change is written to the journal.

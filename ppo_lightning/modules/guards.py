@@ -18,8 +18,8 @@ TOLERANCE = {
 }
 """Largest |log ratio| of a single token that rounding explains, by the dtype of the forward pass.
 
-Rounding grows with the differing shapes of the two passes and with depth; the faults that the check
-is for (position ids, temperature, dropout, masks) shift log-probs by 0.01 to several nats in float32.
+Rounding grows with the differing shapes of the two passes and with depth; the faults that the
+check is for (position ids, temperature, dropout, masks) shift log-probs by 0.01 to several nats.
 """
 
 
@@ -53,9 +53,9 @@ class SelfCheck:
             return
         message = (
             f"The ratio is not 1 before the first update: |log ratio| reaches {found:.2g}, "
-            f"rounding in {dtype} explains {tolerance:.2g}. The rollout's log-probabilities and the "
-            "update's are of different distributions. Usual causes: dropout left on in a custom "
-            "model, a module that behaves differently in `train()`, an attention implementation "
+            f"rounding in {dtype} explains {tolerance:.2g}. The rollout's log-probabilities and "
+            "the update's are of different distributions. Usual causes: dropout left on in a "
+            "custom model, a module that behaves differently in `train()`, an attention implementation "
             "that ignores padding, weights changed by a callback between rollout and update."
         )
         if self.mode == "error":

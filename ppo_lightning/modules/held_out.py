@@ -165,9 +165,7 @@ class HeldOut:
         return self.networks(sequences, temperature=temperature, values=False), theirs
 
 
-def _row_sums(
-    rollout: Rollout, ours: PolicyOutput, theirs: PolicyOutput
-) -> dict[str, list[float]]:
+def _row_sums(rollout: Rollout, ours: PolicyOutput, theirs: PolicyOutput) -> dict[str, list[float]]:
     """KL of each answer, and its means over tokens."""
     lengths = rollout.response_mask.sum(1).clamp(min=1)
     assert ours.entropy is not None
@@ -179,7 +177,7 @@ def _row_sums(
     return {name: values.tolist() for name, values in table.items()}
 
 
-def summarise(answers: Iterable[Answer], device: torch.device) -> dict[str, AnswerStats]:
+def summarise(answers: Iterable[Answer], device: torch.device) -> dict[str, Any]:
     """Reduce all ranks' answers, apart for each way of answering.
 
     Args:
@@ -187,8 +185,9 @@ def summarise(answers: Iterable[Answer], device: torch.device) -> dict[str, Answ
         device: Of the process group.
 
     Returns:
-        ``val_greedy``, ``val_sampled`` (the policy's) and ``val_reference`` (sampled where there
-        are samples), as far as there are such answers.
+        ``AnswerStats`` by field of ``IterationStats``: ``val_greedy``, ``val_sampled`` (the
+        policy's) and ``val_reference`` (sampled where there are samples), as far as there are
+        such answers.
     """
     parts: dict[str, list[Answer]] = {"val_greedy": [], "val_sampled": [], "val_reference": []}
     answers = list(answers)
@@ -203,7 +202,7 @@ def summarise(answers: Iterable[Answer], device: torch.device) -> dict[str, Answ
 
 
 def answers_log(prefix: str, found: Mapping[str, AnswerStats]) -> dict[str, float]:
-    """Logged names and values: ``<prefix>/greedy/score`` …"""
+    """Logged names and values, such as ``<prefix>/greedy/score``."""
     return {
         f"{prefix}/{way.removeprefix('val_')}/{spec.name}": value
         for way, stats in found.items()

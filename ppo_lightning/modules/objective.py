@@ -61,8 +61,8 @@ class Coefficients:
 class Counts(NamedTuple):
     """Divisors of the losses: of the whole minibatch on all ranks, over the number of ranks."""
 
-    tokens: float
-    sequences: float
+    num_tokens: float
+    num_sequences: float
 
 
 class Terms(NamedTuple):
@@ -117,27 +117,29 @@ def microbatch_terms(
         clip_range=ppo.value_clip_range,
         huber_delta=ppo.value_huber_delta,
     )
-    per_token = policy + ppo.vf_coef * value.loss
-    if coefficients.ent_coef:
-        per_token = per_token - coefficients.ent_coef * output.entropy
     kl_loss = torch.zeros_like(policy)
     if kl.placement == "loss":
         kl_loss = _kl_loss(output, batch, ref_logits, temperature)
+    per_token = policy + ppo.vf_coef * value.loss
+    if coefficients.ent_coef:
+        per_token = per_token - coefficients.ent_coef * output.entropy
+    if kl.placement == "loss":
         per_token = per_token + coefficients.kl_coef * kl_loss
-    loss = aggregate(
-        per_token,
+    loss = aggregate(per_token, mask, mode=ppo.loss_aggregation, **counts._asdict())
+    difference = (output.logprobs.detach() - batch.old_logprobs).masked_fill(~mask, 0)
+    sums = _sums(
         mask,
-        mode=ppo.loss_aggregation,
-        num_tokens=counts.tokens,
-        num_sequences=counts.sequences,
+        (policy, value.loss, output.entropy, _k3(difference), kl_loss, ratio),
+        (*flags, value.clipped, difference.abs() > LOG_RATIO_CLAMP),
     )
-    with torch.no_grad():
-        difference = (output.logprobs - batch.old_logprobs).masked_fill(~mask, 0)
-        rows = (policy, value.loss, output.entropy, _k3(difference), kl_loss, ratio, *flags)
-        rows = (*rows, value.clipped, difference.abs() > LOG_RATIO_CLAMP, mask)
-        table = torch.stack([row.to(policy.dtype) for row in rows])
-        sums = table.masked_fill(~mask, 0).sum((1, 2))
     return Terms(loss, sums, ratio.max(), difference.abs().max())
+
+
+@torch.no_grad()
+def _sums(mask: Tensor, values: tuple[Tensor, ...], flags: tuple[Tensor, ...]) -> Tensor:
+    """Sums over valid tokens in the order of ``SUMS``, in one reduction. ``[len(SUMS)]``."""
+    table = torch.stack([row.to(values[0].dtype) for row in (*values, *flags, mask)])
+    return table.masked_fill(~mask, 0).sum((1, 2))
 
 
 def _k3(difference: Tensor) -> Tensor:

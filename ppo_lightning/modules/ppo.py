@@ -116,9 +116,14 @@ class PPOModule(pl.LightningModule):
         self.engine = engine or NativeEngine()
         self.reward_pipeline = RewardPipeline(rewards, reward_processing)
         self.gold = gold
+        self._build_state(tuple(term.name for term in rewards))
+
+    def _build_state(self, components: tuple[str, ...]) -> None:
+        """What changes while the run goes on."""
+        ppo, kl, guards = self.ppo, self.kl, self.guards
         self.controls = Controls(_dials(ppo, kl))
         self.clock = StageClock()
-        self.ledger = IterationLedger(tuple(term.name for term in rewards))
+        self.ledger = IterationLedger(components)
         self.self_check = SelfCheck(guards.self_check)
         self.skips = SkipCounter(guards.max_skipped_steps)
         self.iteration_stats: IterationStats | None = None
@@ -135,9 +140,7 @@ class PPOModule(pl.LightningModule):
     @cached_property
     def tokenizer(self) -> Any:
         """The actor's tokenizer."""
-        return load_tokenizer(
-            self.policy.path, trust_remote_code=self.policy.trust_remote_code
-        )
+        return load_tokenizer(self.policy.path, trust_remote_code=self.policy.trust_remote_code)
 
     @property
     def max_prompt_tokens(self) -> int | None:
@@ -166,9 +169,7 @@ class PPOModule(pl.LightningModule):
             kl_coef=self.controls["kl_coef"],
             policy_version=self.global_step,
         )
-        self.ledger.add_rollout(
-            collected, self.controls["kl_coef"], self.reward_pipeline.weights
-        )
+        self.ledger.add_rollout(collected, self.controls["kl_coef"], self.reward_pipeline.weights)
         call_listeners(self, "on_rollout_end", collected)
         return collected.experience
 
@@ -312,9 +313,7 @@ class PPOModule(pl.LightningModule):
         )
         groups = {g["name"]: g["params"] for g in optimizer.param_groups}
         norms = {name: gradient_norm(parameters) for name, parameters in groups.items()}
-        report = report_of(
-            terms, norms["actor"], norms["critic"], kl_limit=self.ppo.kl_limit
-        )
+        report = report_of(terms, norms["actor"], norms["critic"], kl_limit=self.ppo.kl_limit)
         if batch.is_first:
             self.self_check(terms.first_error, self._compute_dtype())
         if report.decision == "step":
@@ -414,6 +413,8 @@ class PPOModule(pl.LightningModule):
 
     def _answers(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:
         """The policy's answers, and the reference's, which are made once."""
+        if len(batch) == 0:
+            return []
         held_out = self._held_out()
         if batch_idx not in self._reference_answers:
             self._reference_answers[batch_idx] = held_out.answers(
@@ -452,6 +453,8 @@ class PPOModule(pl.LightningModule):
 
     @override
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:
+        if len(batch) == 0:
+            return []
         return self._held_out().answers(batch, writer="policy", config=self.validation)
 
     # ------------------------------------------------------------------ checkpoints
@@ -486,7 +489,5 @@ def _dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
         "penalty_coef": Dial(value=ppo.penalty_coef, low=1e-6, high=1e6),
         "actor_lr_factor": Dial(value=1.0),
         "critic_lr_factor": Dial(value=1.0),
-        "num_update_epochs": Dial(
-            value=ppo.num_update_epochs, low=1, high=ppo.num_update_epochs
-        ),
+        "num_update_epochs": Dial(value=ppo.num_update_epochs, low=1, high=ppo.num_update_epochs),
     }

@@ -85,7 +85,9 @@ class IterationLedger:
         self.policy_version = 0
         self.learning_rates: dict[str, float] = {}
 
-    def add_rollout(self, collected: Collected, kl_coef: float, weights: Mapping[str, float]) -> None:
+    def add_rollout(
+        self, collected: Collected, kl_coef: float, weights: Mapping[str, float]
+    ) -> None:
         """Add the buffer.
 
         Args:
@@ -314,12 +316,15 @@ def _token_totals(collected: Collected) -> dict[str, Tensor | float]:
     table = torch.stack([column.double() for column in columns.values()])
     sums = table.masked_fill(~mask, 0).sum((1, 2))
     totals: dict[str, Tensor | float] = dict(zip(columns, sums.unbind(), strict=True))
-    return totals | {"tokens": mask.sum(), "advantage_abs_max": raw.masked_fill(~mask, 0).abs().max()}
+    return totals | {
+        "tokens": mask.sum(),
+        "advantage_abs_max": raw.masked_fill(~mask, 0).abs().max(),
+    }
 
 
 def time_stats(
     seconds: Mapping[str, float], *, total: float, rollout_tokens: float, update_tokens: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Fields of ``IterationStats`` about time, of the slowest rank.
 
     Args:
@@ -329,7 +334,7 @@ def time_stats(
         update_tokens: Response tokens that the update worked on, all ranks.
     """
     names = ("rollout", "reward", "scoring", "update", "validation")
-    known = {f"{name}_seconds": seconds[name] for name in names if name in seconds}
+    known: dict[str, Any] = {f"{name}_seconds": seconds[name] for name in names if name in seconds}
     busy = sum(seconds.get(name, 0.0) for name in names if name != "reward")
     known |= {"iteration_seconds": total, "device_idle_share": max(0.0, 1 - busy / total)}
     if seconds.get("rollout"):

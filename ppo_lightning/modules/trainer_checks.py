@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,60 +21,63 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         _whole_iteration(trainer)
-    for setting, wrong, instead in _settings(trainer):
-        if wrong:
+    for setting, is_wrong, instead in _REFUSED:
+        if is_wrong(trainer):
             raise ConfigError(f"`trainer.{setting}` cannot be used with PPOModule: {instead}")
     for callback in trainer.checkpoint_callbacks:
         _check_checkpointing(callback)
 
 
-def _settings(trainer: Any) -> list[tuple[str, bool, str]]:
-    """(name, whether it is set, what to do instead)."""
-    loop = trainer.fit_loop
-    whole = "an iteration must not be cut; "
-    return [
-        (
-            "gradient_clip_val",
-            trainer.gradient_clip_val is not None,
-            "set `model.init_args.actor.max_grad_norm` and `model.init_args.critic.max_grad_norm`.",
-        ),
-        (
-            "accumulate_grad_batches",
-            trainer.accumulate_grad_batches != 1,
-            "set `model.init_args.ppo.microbatch_tokens`, the token budget of one backward pass.",
-        ),
-        (
-            "max_steps",
-            trainer.max_steps not in (-1, None),
-            f"{whole}set `trainer.max_epochs`, the number of iterations.",
-        ),
-        (
-            "val_check_interval",
-            trainer.val_check_interval not in (1.0, None),
-            f"{whole}set `trainer.check_val_every_n_epoch`, in iterations.",
-        ),
-        (
-            "check_val_every_n_epoch",
-            trainer.check_val_every_n_epoch is None,
-            "set it to a number of iterations.",
-        ),
-        (
-            "limit_train_batches",
-            trainer.limit_train_batches not in (1.0, None),
-            f"{whole}set `data.init_args.buffer` and `model.init_args.ppo.num_update_epochs`.",
-        ),
-        ("overfit_batches", trainer.overfit_batches != 0, "every iteration samples its own data."),
-        (
-            "reload_dataloaders_every_n_epochs",
-            loop._data_source.instance is not None and trainer.reload_dataloaders_every_n_epochs != 0,
-            "the loader makes a fresh buffer every iteration by itself.",
-        ),
-        (
-            "precision",
-            str(trainer.precision) in ("16-mixed", "16-true", "16"),
-            "float16 overflows in the ratio and in the losses; set `bf16-mixed` or `32-true`.",
-        ),
-    ]
+_UNCUT = "an iteration must not be cut; "
+
+_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "gradient_clip_val",
+        lambda t: t.gradient_clip_val is not None,
+        "set `model.init_args.actor.max_grad_norm` and `model.init_args.critic.max_grad_norm`.",
+    ),
+    (
+        "accumulate_grad_batches",
+        lambda t: t.accumulate_grad_batches != 1,
+        "set `model.init_args.ppo.microbatch_tokens`, the token budget of one backward pass.",
+    ),
+    (
+        "max_steps",
+        lambda t: t.max_steps not in (-1, None),
+        f"{_UNCUT}set `trainer.max_epochs`, the number of iterations.",
+    ),
+    (
+        "val_check_interval",
+        lambda t: t.val_check_interval not in (1.0, None),
+        f"{_UNCUT}set `trainer.check_val_every_n_epoch`, in iterations.",
+    ),
+    (
+        "check_val_every_n_epoch",
+        lambda t: t.check_val_every_n_epoch is None,
+        "set it to a number of iterations.",
+    ),
+    (
+        "limit_train_batches",
+        lambda t: t.limit_train_batches not in (1.0, None),
+        f"{_UNCUT}set `data.init_args.buffer` and `model.init_args.ppo.num_update_epochs`.",
+    ),
+    (
+        "overfit_batches",
+        lambda t: t.overfit_batches != 0,
+        "every iteration samples its own data.",
+    ),
+    (
+        "reload_dataloaders_every_n_epochs",
+        lambda t: t.reload_dataloaders_every_n_epochs != 0,
+        "the loader makes a fresh buffer every iteration by itself.",
+    ),
+    (
+        "precision",
+        lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),
+        "float16 overflows in the ratio and in the losses; set `bf16-mixed` or `32-true`.",
+    ),
+)
+"""(setting, whether it is set to what cannot be used, what to do instead)"""
 
 
 def _whole_iteration(trainer: Any) -> None:
@@ -123,6 +127,8 @@ def _is_lightnings_default(callback: Checkpoint) -> bool:
     if type(callback) is not ModelCheckpoint:
         return False
     plain = ModelCheckpoint()
-    names = ("monitor", "filename", "save_last", "save_top_k", "dirpath")
-    names += ("_every_n_train_steps", "_every_n_epochs", "_save_on_train_epoch_end")
+    names = [
+        *("monitor", "filename", "save_last", "save_top_k", "dirpath"),
+        *("_every_n_train_steps", "_every_n_epochs", "_save_on_train_epoch_end"),
+    ]
     return all(getattr(callback, name) == getattr(plain, name) for name in names)

@@ -132,7 +132,7 @@ def _trimmed(batch: Experience) -> Experience:
 
 
 def _dummy(like: Experience) -> Experience:
-    """One row that is read but counts nowhere: a single prompt token and no valid response token."""
+    """One row that is read but counts nowhere: a prompt token and no valid response token."""
     ids = like.sequences.prompt_ids.new_zeros((1, 1))
     real = torch.ones_like(ids, dtype=torch.bool)
     zeros = like.old_logprobs.new_zeros((1, 1))

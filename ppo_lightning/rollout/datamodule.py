@@ -89,7 +89,8 @@ class RolloutDataModule(pl.LightningDataModule):
                 f"`{stage}` answers held-out prompts: set `data.init_args.val_prompts`."
             )
         else:
-            self.trainer.limit_val_batches = 0  # an empty loader would be warned about
+            trainer: Any = self.trainer
+            trainer.limit_val_batches = 0  # an empty loader would be warned about
 
     def _prompt_set(self, source: PromptSource) -> PromptSet:
         return PromptSet.build(
@@ -148,7 +149,8 @@ class RolloutDataModule(pl.LightningDataModule):
         if self.val_set is None:
             return []
         owned = owned_indices(len(self.val_set), rank=rank(), world_size=world_size())
-        parts = [part for part in owned.split(self.val_batch_size) if len(part)]
+        # A rank without prompts yields one empty batch: Lightning refuses an empty loader.
+        parts = torch.split(owned, self.val_batch_size)
         return HeldOutLoader([self._held_out_batch(part) for part in parts])
 
     test_dataloader = val_dataloader

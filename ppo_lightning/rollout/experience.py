@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.configs import KLConfig, KLEstimatorName, PPOConfig
 from ppo_lightning.functional import (
     full_kl,
     gae,
@@ -76,7 +76,7 @@ def score_with_networks(
     networks: ActorCritic,
     reference: Reference,
     temperature: float,
-    estimator: str,
+    estimator: KLEstimatorName,
     max_tokens: int | None,
 ) -> NetworkScores:
     """Run actor, critic and reference over the rollout, in microbatches.
@@ -108,7 +108,12 @@ def score_with_networks(
 
 
 def _kl(
-    ours: PolicyOutput, theirs: PolicyOutput, mask: Tensor, *, temperature: float, estimator: str
+    ours: PolicyOutput,
+    theirs: PolicyOutput,
+    mask: Tensor,
+    *,
+    temperature: float,
+    estimator: KLEstimatorName,
 ) -> Tensor:
     """Per-token KL of one microbatch. ``[B, R]``."""
     if estimator == "full":

@@ -103,17 +103,8 @@ def solve(
         seed=seed,
     )
     pl.seed_everything(seed, verbose=False)
-    trainer = pl.Trainer(
-        max_epochs=iterations,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
     start = time.process_time()
-    trainer.fit(module, data)
+    silent_trainer(max_epochs=iterations).fit(module, data)
     cpu_seconds = time.process_time() - start
     score, explained = judge(module, problem=problem, beta=beta, family=family)
     return Outcome(
@@ -126,9 +117,18 @@ def solve(
     )
 
 
-def judge(
-    module: PPOModule, *, problem: int, beta: float, family: Family
-) -> tuple[float, float]:
+def silent_trainer(**settings: Any) -> pl.Trainer:
+    """A trainer on one CPU that writes and prints nothing."""
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return pl.Trainer(accelerator="cpu", devices=1, **(quiet | settings))
+
+
+def judge(module: PPOModule, *, problem: int, beta: float, family: Family) -> tuple[float, float]:
     """Exact score of the actor, and explained variance of the critic."""
     assert module.networks is not None
     exact = make_problem(problem, family)
@@ -150,9 +150,7 @@ def _predictor(module: PPOModule) -> Any:
 
 
 TUNED: dict[str, Any] = {
-    "ppo": PPOConfig(
-        num_update_epochs=4, target_kl=None, gae_lambda=0.95, value_clip_range=None
-    ),
+    "ppo": PPOConfig(num_update_epochs=4, target_kl=None, gae_lambda=0.95, value_clip_range=None),
     "actor": GroupConfig(lr=1e-3, schedule="linear"),
     "critic": GroupConfig(lr=3e-3, schedule="linear"),
     "optimizer": OptimizerConfig(eps=1e-5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ def ppo_module(folder: Path, **overrides: Any) -> PPOModule:
 
     Args:
         folder: Of the tiny model.
-        overrides: Arguments of ``PPOModule``; dictionaries for ``ppo``, ``policy``, ``critic_model``
-            and ``sampling`` change single settings.
+        overrides: Arguments of ``PPOModule``; dictionaries for ``ppo``, ``policy``,
+            ``critic_model`` and ``sampling`` change single settings.
     """
     settings = {"num_update_epochs": 2, "target_kl": None} | overrides.pop("ppo", {})
     sampling = {"max_new_tokens": 6} | overrides.pop("sampling", {})
@@ -111,7 +112,12 @@ class Recorder(pl.Callback):
 
 
 def fit(
-    folder: Path, model: PPOModule, data: RolloutDataModule, *, ckpt: Path | None = None, **options: Any
+    folder: Path,
+    model: PPOModule,
+    data: RolloutDataModule,
+    *,
+    ckpt: Path | None = None,
+    **options: Any,
 ) -> Recorder:
     """Seed, fit, and return what was recorded."""
     pl.seed_everything(0, verbose=False)
@@ -119,6 +125,24 @@ def fit(
     callbacks = [recorder, *options.pop("callbacks", [])]
     trainer(folder, callbacks=callbacks, **options).fit(model, data, ckpt_path=ckpt)
     return recorder
+
+
+class PoisonedAt:
+    """Makes the loss of chosen updates not finite, by way of the networks' output."""
+
+    def __init__(self, module: PPOModule, calls: Container[int]) -> None:
+        self.calls, self.count = calls, 0
+        module.configure_model()
+        assert module.networks is not None
+        module.networks.register_forward_hook(self)
+
+    def __call__(self, networks: Any, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return output
+        self.count += 1
+        if self.count not in self.calls:
+            return output
+        return output._replace(logprobs=output.logprobs * torch.nan)
 
 
 def parameters(module: PPOModule) -> dict[str, Tensor]:

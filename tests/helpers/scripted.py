@@ -41,7 +41,9 @@ class Letters:
         return "".join(chr(ord("a") + i) for i in token_ids)
 
 
-def prompt_batch(prompts: Sequence[Sequence[int]], *, pad_id: int = 0, seed: int = 0) -> PromptBatch:
+def prompt_batch(
+    prompts: Sequence[Sequence[int]], *, pad_id: int = 0, seed: int = 0
+) -> PromptBatch:
     """Left-pad prompts by hand."""
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts])

@@ -1,6 +1,7 @@
 """One iteration after another on tiny models: what must hold whatever the model."""
 
 import gc
+import itertools
 from dataclasses import replace
 
 import lightning.pytorch as pl
@@ -19,7 +20,7 @@ from ppo_lightning.configs import (
 from ppo_lightning.errors import UpdateError
 from ppo_lightning.rewards import Reward, RewardTerm
 from ppo_lightning.rollout import NativeEngine
-from tests.helpers.runs import data_module, fit, parameters, ppo_module
+from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
 from tests.helpers.tiny_models import build_gpt2
 
 SGD = OptimizerConfig(name="SGD")
@@ -127,9 +128,7 @@ def test_t38_microbatches_do_not_change_the_parameters(tiny_model_dir, tmp_path,
 
 
 def test_t40_sizes_that_do_not_divide(tiny_model_dir, tmp_path):
-    module = ppo_module(
-        tiny_model_dir, sampling={"batch_size": 3}, ppo={"microbatch_tokens": 30}
-    )
+    module = ppo_module(tiny_model_dir, sampling={"batch_size": 3}, ppo={"microbatch_tokens": 30})
     data = data_module(buffer={"num_prompts": 7, "num_minibatches": 4})
     recorder = fit(tmp_path, module, data, enable_checkpointing=False)
     for stats, collected in zip(recorder.stats, recorder.collected, strict=True):
@@ -150,9 +149,7 @@ def test_t19_sampled_ids_go_to_the_loss_and_text_to_the_rewards(tiny_gpt2_dir, t
     recorder = fit(tmp_path, module, data_module(), max_epochs=1, enable_checkpointing=False)
     sequences = recorder.collected[0].experience.sequences
     retokenised = 0
-    for row, (ids, text) in enumerate(
-        zip(seen[0].response_ids, seen[0].responses, strict=True)
-    ):
+    for row, (ids, text) in enumerate(zip(seen[0].response_ids, seen[0].responses, strict=True)):
         assert sequences.response_ids[row][sequences.response_mask[row]].tolist() == ids
         retokenised += module.tokenizer.encode(text) != ids
     assert retokenised > 0  # the case that the rule is for does occur here
@@ -213,23 +210,6 @@ def test_a_dropped_response_is_counted_and_used_nowhere(tiny_model_dir, tmp_path
     assert not experience.sequences.response_mask[2].any()
     assert experience.advantages.isfinite().all()
     assert all(p.isfinite().all() for p in module.parameters())
-
-
-class PoisonedAt:
-    """Makes the loss of chosen updates not finite, by way of the networks' output."""
-
-    def __init__(self, module, calls):
-        self.module, self.calls, self.count = module, calls, 0
-        module.configure_model()
-        module.networks.register_forward_hook(self)
-
-    def __call__(self, networks, args, output):
-        if not torch.is_grad_enabled():
-            return output
-        self.count += 1
-        if self.count not in self.calls:
-            return output
-        return output._replace(logprobs=output.logprobs * torch.nan)
 
 
 def test_t41_a_loss_that_is_not_finite_skips_the_step_and_is_counted(tiny_model_dir, tmp_path):
@@ -311,5 +291,5 @@ def test_t61_nothing_grows_from_iteration_to_iteration(tiny_llama_dir, tmp_path)
         callbacks=[Counter()],
     )
     # The test's own recorder keeps each iteration's buffer; the rest must be flat.
-    growth = [b - a for a, b in zip(counts[2:], counts[3:], strict=False)]
+    growth = [b - a for a, b in itertools.pairwise(counts[2:])]
     assert len(set(growth)) == 1

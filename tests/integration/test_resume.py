@@ -28,7 +28,7 @@ def keep_all():
 
 
 def run(folder, model_dir, variant, *, ckpt=None, epochs=4):
-    module = ppo_module(model_dir, **{k: v for k, v in VARIANTS[variant].items()}, **SCHEDULED)
+    module = ppo_module(model_dir, **VARIANTS[variant], **SCHEDULED)
     recorder = fit(
         folder,
         module,
@@ -69,7 +69,10 @@ def test_an_iteration_that_the_kl_limit_stopped_is_validated_and_monitored(
 ):
     """T62: its own value, not that of the iteration before."""
     best = ModelCheckpoint(
-        monitor="val/greedy/entropy", save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True
+        monitor="val/greedy/entropy",
+        save_top_k=-1,
+        filename="{epoch}",
+        save_on_train_epoch_end=True,
     )
     module = ppo_module(tiny_llama_dir, ppo={"target_kl": 1e-5})
     recorder = fit(
@@ -140,9 +143,7 @@ def test_a_file_written_inside_an_iteration_is_refused(tiny_llama_dir, tmp_path)
         max_epochs=1,
     )
     with pytest.raises(CheckpointError, match="inside an iteration"):
-        fit(
-            tmp_path / "b", ppo_module(tiny_llama_dir), data_module(val_prompts=["no"]), ckpt=file
-        )
+        fit(tmp_path / "b", ppo_module(tiny_llama_dir), data_module(val_prompts=["no"]), ckpt=file)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -151,7 +152,7 @@ def test_foreign_checkpoints_are_refused(tiny_llama_dir, tmp_path):
     checkpoint = torch.load(tmp_path / "a/checkpoints/epoch=0.ckpt", weights_only=True)
     del checkpoint["ppo_lightning"]
     torch.save(checkpoint, tmp_path / "foreign.ckpt")
-    with pytest.raises(CheckpointError, match="policy.path"):
+    with pytest.raises(CheckpointError, match=r"policy\.path"):
         run(tmp_path / "b", tiny_llama_dir, "separate", ckpt=tmp_path / "foreign.ckpt")
 
 

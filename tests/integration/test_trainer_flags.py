@@ -59,9 +59,7 @@ def test_t62_a_run_stopped_inside_an_iteration_ends_it_and_can_be_resumed(
     assert [s.steps_taken for s in first] == [step + 1]
     assert first[0].val_greedy is not None
     file = tmp_path / "checkpoints/last.ckpt"
-    rest = fit(
-        tmp_path / "b", ppo_module(tiny_llama_dir), data_module(**held_out), ckpt=file
-    ).stats
+    rest = fit(tmp_path / "b", ppo_module(tiny_llama_dir), data_module(**held_out), ckpt=file).stats
     assert [s.iteration for s in rest] == [1, 2]
 
 

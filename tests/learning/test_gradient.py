@@ -1,8 +1,8 @@
 """The project's whole pipeline, from sampling to backward, against the exact policy gradient.
 
-One iteration of 16,384 responses from a policy that differs from its reference, one minibatch, λ = 1:
-the gradient that reaches the optimiser, rescaled for whitening and for the token mean, must be that of
-E[reward] − β·KL. Real faults, put in one at a time, move it out of the bounds.
+One iteration of 16,384 responses from a policy that differs from its reference, one minibatch,
+λ = 1: the gradient that reaches the optimiser, rescaled for whitening and for the token mean, must
+be that of E[reward] − β·KL. Real faults, put in one at a time, move it out of the bounds.
 """
 
 from dataclasses import replace
@@ -19,9 +19,7 @@ from ppo_lightning.configs import (
     CriticConfig,
     GroupConfig,
     GuardConfig,
-    KLConfig,
     OptimizerConfig,
-    PolicyConfig,
     PPOConfig,
     ReferenceConfig,
 )
@@ -29,7 +27,7 @@ from ppo_lightning.functional import last_index
 from ppo_lightning.rewards import RewardTerm
 from ppo_lightning.rollout import RolloutDataModule
 from tests.helpers.exact_problem import EOS, ExactReward, export_problem, make_problem
-from tests.helpers.optimum import exact_module
+from tests.helpers.optimum import exact_module, silent_trainer
 from tests.helpers.runs import Recorder
 
 BETA, ROLLOUTS = 0.3, 16_384
@@ -59,17 +57,14 @@ def folders(tmp_path_factory):
     return made
 
 
-def compare(folders, family, *, aggregation="token", kl_coef=BETA, self_check="error"):
-    """Return cosine and norm ratio of the pipeline's gradient and the exact one."""
-    exported, off, policy = folders[family]
+def build(exported, off, family, *, aggregation, kl_coef, self_check):
+    """Module and data of one iteration with one minibatch."""
     module = exact_module(
         off,
         problem=0,
         beta=kl_coef,
-        policy=PolicyConfig(path=str(off)),
         reference=ReferenceConfig(path=str(exported.model)),
         critic_model=CriticConfig(kind="shared", trunk_grad_scale=0.0),
-        kl=KLConfig(coef=kl_coef),
         ppo=PPOConfig(
             num_update_epochs=1,
             target_kl=None,
@@ -82,32 +77,26 @@ def compare(folders, family, *, aggregation="token", kl_coef=BETA, self_check="e
         guards=GuardConfig(self_check=self_check, advice="off"),
         rewards=[RewardTerm(name="exact", component=ExactReward(0, family))],
     )
-    data = RolloutDataModule(
-        str(exported.prompts),
-        buffer=BufferConfig(num_prompts=ROLLOUTS, num_minibatches=1),
-        chat=False,
-        seed=1,
-    )
+    buffer = BufferConfig(num_prompts=ROLLOUTS, num_minibatches=1)
+    return module, RolloutDataModule(str(exported.prompts), buffer=buffer, chat=False, seed=1)
+
+
+def compare(folders, family, *, aggregation="token", kl_coef=BETA, self_check="error"):
+    """Return cosine and norm ratio of the pipeline's gradient and the exact one."""
+    exported, off, policy = folders[family]
+    settings = {"aggregation": aggregation, "kl_coef": kl_coef, "self_check": self_check}
+    module, data = build(exported, off, family, **settings)
     recorder, gradients = Recorder(), Gradients()
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[recorder, gradients],
-    )
-    trainer.fit(module, data)
+    silent_trainer(max_epochs=1, callbacks=[recorder, gradients]).fit(module, data)
     exact = make_problem(0, family).objective_gradient(policy, beta=BETA)
-    scale = rescaling(recorder, aggregation)
+    scale = rescaling(recorder)
     ours = torch.cat([-scale * gradients.found[name].flatten() for name in exact])
     true = torch.cat([g.flatten() for g in exact.values()])
     cosine = torch.cosine_similarity(ours, true, dim=0)
     return float(cosine), float(ours.norm() / true.norm())
 
 
-def rescaling(recorder, aggregation):
+def rescaling(recorder):
     """Undo whitening (whose mean is the baseline) and the division by tokens."""
     shaped = recorder.collected[0].shaped
     spread = shaped.raw_advantages[shaped.mask].double().std(correction=0)

@@ -30,11 +30,14 @@ def draw_tokens(
     """
     scaled = logits.float() / sampling.temperature
     candidates = _restricted(scaled, sampling, banned_ids)
-    if uniforms is None:
-        ids = candidates.argmax(-1)
-    else:
-        ids = inverse_cdf_sample(candidates, uniforms)
+    ids = _chosen(candidates, uniforms)
     return ids, token_logprobs(scaled, ids, temperature=1.0)
+
+
+def _chosen(candidates: Tensor, uniforms: Tensor | None) -> Tensor:
+    if uniforms is None:
+        return candidates.argmax(-1)
+    return inverse_cdf_sample(candidates, uniforms)
 
 
 def _restricted(scaled: Tensor, sampling: SamplingConfig, banned_ids: tuple[int, ...]) -> Tensor:

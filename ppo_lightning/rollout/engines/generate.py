@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
+from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
 from ppo_lightning.functional import mask_from_lengths, token_logprobs
@@ -23,6 +24,7 @@ class GenerateEngine(RolloutEngine):
     on the batch it sits in: runs on different numbers of ranks sample different responses.
     """
 
+    @override
     def generate(
         self,
         model: nn.Module,
@@ -37,7 +39,7 @@ class GenerateEngine(RolloutEngine):
         with inference_mode_of(model):
             parts = [
                 _generate(model, prompts.select(rows), sampling, stops, greedy)
-                for rows in torch.arange(len(prompts)).split(size)
+                for rows in torch.split(torch.arange(len(prompts)), size)
             ]
         lengths = torch.cat([lengths for _, _, lengths, _ in parts])
         width = int(lengths.max())
@@ -59,7 +61,7 @@ def _widened(values: Tensor, width: int, fill: float) -> Tensor:
 
 def _settings(sampling: SamplingConfig, stops: StopRules, greedy: bool) -> GenerationConfig:
     """Every setting that shapes the distribution is given: none comes from the model's folder."""
-    return GenerationConfig(
+    return GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=sampling.min_new_tokens or None,
         do_sample=not greedy,
@@ -107,7 +109,7 @@ def _own_settings_aside(model: nn.Module) -> Iterator[None]:
     """Hide the folder's generation settings: ``generate`` fills what is left open from them."""
     base: Any = getattr(model, "get_base_model", lambda: model)()
     kept = base.generation_config
-    base.generation_config = GenerationConfig()
+    base.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
@@ -118,9 +120,7 @@ def _cuda_devices(ids: Tensor) -> list[int]:
     return [ids.device.index] if ids.device.type == "cuda" else []
 
 
-def _lengths(
-    ids: Tensor, sampling: SamplingConfig, stops: StopRules
-) -> tuple[Tensor, Tensor]:
+def _lengths(ids: Tensor, sampling: SamplingConfig, stops: StopRules) -> tuple[Tensor, Tensor]:
     """Replay the stopping rules: ``generate`` pads finished rows but records no lengths."""
     ends = torch.isin(ids, torch.tensor(stops.end_ids, device=ids.device, dtype=torch.long))
     lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, ids.shape[1])

@@ -8,8 +8,10 @@ generator state to save.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
 from ppo_lightning.functional import hash_uniform, mask_from_lengths, position_ids
@@ -32,6 +34,7 @@ class _Decoded:
 class NativeEngine(RolloutEngine):
     """Decode with the model's own key-value cache, all rows in step."""
 
+    @override
     def generate(
         self,
         model: nn.Module,
@@ -46,7 +49,7 @@ class NativeEngine(RolloutEngine):
         with inference_mode_of(model):
             parts = [
                 _decode(model, prompts.select(rows), sampling, stops, greedy)
-                for rows in torch.arange(len(prompts)).split(size)
+                for rows in torch.split(torch.arange(len(prompts)), size)
             ]
         lengths = torch.cat([part.lengths for part in parts])
         width = int(lengths.max())

@@ -17,9 +17,7 @@ ENGINES = [NativeEngine(), GenerateEngine()]
 def scripted(scripts, *, sampling, stops=STOPS):
     model = ScriptedLM(scripts)
     prompts = prompt_batch([[1, 2]] * len(scripts))
-    return NativeEngine().generate(
-        model, prompts, sampling=sampling, stops=stops, policy_version=7
-    )
+    return NativeEngine().generate(model, prompts, sampling=sampling, stops=stops, policy_version=7)
 
 
 def generate(engine, folder, *, prompts, greedy=False, stops=None, **sampling):

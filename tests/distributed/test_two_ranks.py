@@ -1,0 +1,139 @@
+"""Two gloo processes under DDP: one decision for all, and the result of a single process."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank, rank
+from ppo_lightning.functional import whiten
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
+
+VARIANTS = {
+    "separate": {},
+    "shared": {"critic_model": {"kind": "shared"}},
+    "lora": {"policy": {"lora": LoraConfig(rank=4)}},
+    "cut": {"ppo": {"microbatch_tokens": 25}},
+    "sequence": {"ppo": {"loss_aggregation": "sequence"}},
+}
+
+
+def train(model_dir, folder, variant, *, num_prompts=7, ranks=2, **overrides):
+    """Fit, and return parameters, sampled ids by response number, and the last statistics."""
+    settings = {k: dict(v) for k, v in VARIANTS[variant].items()}
+    settings["policy"] = {"dtype": "float64", **settings.get("policy", {})}
+    module = ppo_module(
+        model_dir,
+        actor=GroupConfig(lr=1e-2),
+        optimizer=OptimizerConfig(name="SGD"),
+        **{**settings, **overrides},
+    )
+    recorder = fit(
+        folder,
+        module,
+        data_module(buffer={"num_prompts": num_prompts, "num_minibatches": 3}, val_prompts=["no"]),
+        strategy="ddp" if ranks > 1 else "auto",
+        devices=ranks,
+        enable_checkpointing=False,
+    )
+    ids = [
+        {
+            int(index): row
+            for index, row in zip(c.experience.indices, c.completions.response_ids, strict=True)
+        }
+        for c in recorder.collected
+    ]
+    stats = [
+        {k: v for k, v in s.to_log().items() if k[:4] not in ("time", "run/")}
+        for s in recorder.stats
+    ]
+    values = {name: value.numpy() for name, value in parameters(module).items()}
+    return values, ids, stats
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_t40_t49_two_ranks_give_the_result_of_one(tiny_model_dir, tmp_path, variant):
+    """Seven responses in three minibatches on two ranks: the same responses and parameters."""
+    alone, ids, stats = train(tiny_model_dir, tmp_path, variant, ranks=1)
+    first, second = run_on_ranks(train, 2, tiny_model_dir, tmp_path, variant)
+    for mine, theirs in zip(first[1], second[1], strict=True):
+        assert not mine.keys() & theirs.keys()
+    merged = [a | b for a, b in zip(first[1], second[1], strict=True)]
+    assert merged == ids
+    for name, value in alone.items():
+        assert (first[0][name] == second[0][name]).all(), name
+        assert_close(torch.tensor(first[0][name]), torch.tensor(value), rtol=0, atol=1e-9)
+    for ours, one in zip(first[2], stats, strict=True):
+        by_rank = ("rollout/distinct", "rollout/opening")  # of a rank's own texts, then averaged
+        compared = {k for k in one if not k.startswith(by_rank)}
+        assert {k: ours[k] for k in compared} == pytest.approx(
+            {k: one[k] for k in compared}, rel=1e-6, abs=1e-9
+        )
+
+
+def kl_over_the_limit_on_one_rank(model_dir, folder):
+    """Only rank 0's tokens move: its advantages are made large, rank 1's are zero."""
+    module = ppo_module(model_dir, ppo={"target_kl": 1e-4}, actor=GroupConfig(lr=3e-3))
+    collect = module.collect
+
+    def lopsided(prompts, **settings):
+        experience = collect(prompts, **settings)
+        factor = 0.0 if rank() else 5.0
+        return replace(experience, advantages=experience.advantages * factor)
+
+    module.collect = lopsided
+    recorder = fit(
+        folder, module, data_module(), strategy="ddp", devices=2, enable_checkpointing=False
+    )
+    grads = [p.grad is None for p in module.parameters()]
+    return [(s.kl_stopped, s.steps_taken, s.steps_skipped_kl) for s in recorder.stats], all(grads)
+
+
+def test_t42_ranks_stop_together(tiny_llama_dir, tmp_path):
+    first, second = run_on_ranks(kl_over_the_limit_on_one_rank, 2, tiny_llama_dir, tmp_path)
+    assert first == second
+    decisions, cleared = first
+    assert any(stopped for stopped, _, _ in decisions)
+    assert all(taken + skipped == 4 for stopped, taken, skipped in decisions if stopped)
+    assert cleared
+
+
+def poisoned_on_one_rank(model_dir, folder):
+    """Rank 1's loss is not finite at its second update."""
+    module = ppo_module(model_dir)
+    PoisonedAt(module, calls={2} if os.environ["RANK"] == "1" else set())
+    recorder = fit(
+        folder, module, data_module(), strategy="ddp", devices=2, enable_checkpointing=False
+    )
+    finite = all(p.isfinite().all() for p in module.parameters())
+    values = {name: value.numpy() for name, value in parameters(module).items()}
+    return [s.steps_skipped_nonfinite for s in recorder.stats], bool(finite), values
+
+
+def test_t42_ranks_skip_together(tiny_llama_dir, tmp_path):
+    first, second = run_on_ranks(poisoned_on_one_rank, 2, tiny_llama_dir, tmp_path)
+    assert first[:2] == second[:2] == ([1, 0, 0], True)
+    assert all((first[2][name] == second[2][name]).all() for name in first[2])
+
+
+def reductions():
+    torch.distributed.init_process_group("gloo")
+    values = torch.tensor([[1.0, 3.0]]) if rank() == 0 else torch.tensor([[5.0, 7.0]])
+    mask = torch.ones_like(values, dtype=torch.bool)
+    return (
+        whiten(values, mask, reduce=all_reduce_sum).tolist(),
+        all_reduce_max(torch.tensor(float(rank()))).item(),
+        any_rank(rank() == 1, torch.device("cpu")),
+    )
+
+
+def test_t32_whitening_has_one_mean_over_the_ranks():
+    first, second = run_on_ranks(reductions, 2)
+    deviation = 5**0.5
+    assert first[0][0] == pytest.approx([-3 / deviation, -1 / deviation])
+    assert second[0][0] == pytest.approx([1 / deviation, 3 / deviation])
+    assert first[1:] == second[1:] == (1.0, True)

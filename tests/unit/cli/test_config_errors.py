@@ -1,0 +1,177 @@
+"""Every mistake in a config ends with one short message: place, key, what it may be."""
+
+import warnings
+
+import pytest
+
+from ppo_lightning.cli.config_errors import read_message, reason
+from tests.helpers.cli import changed, run_cli, tiny_config, write_config
+
+ARGS = "model.init_args"
+REWARD = f"{ARGS}.rewards.0.component"
+BASE = tiny_config("some/model", "somewhere")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs(monkeypatch):
+    from ppo_lightning.cli.lightning import PPOLightningCLI
+
+    monkeypatch.setattr(PPOLightningCLI, "_run_subcommand", lambda self, name: None)
+
+
+def complaint(capsys, monkeypatch, tmp_path, config, *arguments):
+    path = write_config(tmp_path / "c.yaml", config)
+    assert run_cli(monkeypatch, "fit", "-c", path, *arguments) == 2
+    text = capsys.readouterr().err
+    lines = [line for line in text.splitlines() if "Seed set" not in line and "used:" not in line]
+    lines = [line for line in lines if "using:" not in line]
+    assert 1 <= len(lines) <= 2, text
+    assert lines[0].startswith("ppo-lightning: ")
+    assert len(text) < 700
+    return "\n".join(lines).replace(f"{path}:", "c.yaml:")
+
+
+def line_of(config, key, tmp_path):
+    from ppo_lightning.cli.config_files import read_entries
+
+    path = write_config(tmp_path / "lines.yaml", config)
+    return next(e.line for e in read_entries(path) if ".".join(e.keys) == key)
+
+
+IN_A_FILE = [
+    ("modle", 1, "unknown key `modle` in the config; did you mean `model`?"),
+    ("ppo", {"clip_range": 0.1}, "did you mean `model.init_args.ppo`?"),
+    ("trainer.max_epoch", 3, "unknown key `max_epoch` in `trainer`; did you mean `max_epochs`?"),
+    (f"{ARGS}.sampler", {"a": 1}, f"unknown key `sampler` in `{ARGS}`; did you mean `sampling`?"),
+    (f"{ARGS}.ppo.clip_rang", 0.2, f"in `{ARGS}.ppo`; did you mean `clip_range`?"),
+    (f"{ARGS}.policy.lora", {"rnk": 4}, f"in `{ARGS}.policy.lora`; did you mean `rank`?"),
+    (f"{ARGS}.rewards.0.wieght", 1, f"in `{ARGS}.rewards`; did you mean `weight`?"),
+    (f"{REWARD}.init_args.target_token", 1, "did you mean `target_tokens`?"),
+    ("data.init_args.promts", [], "did you mean `prompts`?"),
+    ("data.init_args.buffer.num_prompt", 1, "did you mean `num_prompts`?"),
+    (f"{ARGS}.ppo.clip_range", "abc", f"`{ARGS}.ppo.clip_range` must be a number, got `abc`."),
+    (f"{ARGS}.ppo.target_kl", "abc", "must be a number or null, got `abc`."),
+    (f"{ARGS}.ppo.whiten_advantages", "ja", "must be true or false, got `ja`."),
+    (f"{ARGS}.kl.estimator", "k", "must be one of `k1`, `k2`, `k3`, `abs`, `full`, got `k`."),
+    (f"{ARGS}.actor.schedule", "cosin", "got `cosin`. Did you mean `cosine`?"),
+    (f"{ARGS}.rewards", {"name": 1}, f"`{ARGS}.rewards` must be a list, got"),
+    ("data.init_args.prompts", 3, "or a list or a text, got `3`."),
+    ("trainer.max_epochs", "many", "must be a whole number or null, got `many`."),
+    (f"{ARGS}.ppo.microbatch_tokens", 1e6, "must be a whole number or null, got `1000000.0`. Wr"),
+    (f"{ARGS}.ppo.microbatch_tokens", 1.5, "must be a whole number or null, got `1.5`.\n"),
+    (
+        f"{REWARD}.class_path",
+        "ppo_lightning.rewards.TargetLenghtReward",
+        "`ppo_lightning.rewards` has no `TargetLenghtReward`; did you mean "
+        "`ppo_lightning.rewards.TargetLengthReward`?",
+    ),
+    (
+        f"{REWARD}.class_path",
+        "TargetLenghtReward",
+        "did you mean `ppo_lightning.rewards.TargetLengthReward`?",
+    ),
+    (f"{REWARD}.class_path", "no_such.Reward", "there is no module `no_such`"),
+    (
+        f"{REWARD}.class_path",
+        "ppo_lightning.rollout.NativeEngine",
+        f"`ppo_lightning.rollout.NativeEngine` is not a Reward, as `{ARGS}.rewards.component`",
+    ),
+    ("model.class_path", "ppo_lightning.modules.PPOModul", "`ppo_lightning.modules.PPOModule`?"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), IN_A_FILE, ids=[k for k, _, _ in IN_A_FILE])
+def test_mistakes_in_a_file(capsys, monkeypatch, tmp_path, key, value, expected):
+    config = changed(BASE, key, value)
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    assert expected in text
+    if isinstance(value, dict) and key.endswith("lora"):
+        key = f"{key}.rnk"
+    line = line_of(config, key.replace(".0.", "."), tmp_path)
+    assert text.startswith(f"ppo-lightning: c.yaml:{line}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (f"{ARGS}.policy", ..., f"`{ARGS}.policy.path` must be set."),
+        (f"{ARGS}.rewards", ..., f"`{ARGS}.rewards` must be set."),
+        (f"{ARGS}.rewards.0.name", ..., f"`{ARGS}.rewards.name` must be set."),
+        ("data", ..., "`data.init_args.prompts` must be set."),
+        ("model.ppo", {"clip_range": 1}, "unknown key `ppo` in `model`; put it below"),
+        (f"{ARGS}.ppo.clip_range", 3.0, f"in `{ARGS}.ppo`: `clip_range` must lie in (0, 1), got"),
+        (f"{ARGS}.critic.lr", -1.0, f"in `{ARGS}.critic`: `lr` must be"),
+        (f"{ARGS}.policy.lora", {"rank": 0}, f"in `{ARGS}.policy.lora`: `rank` must be"),
+        (f"{REWARD}.init_args.target_tokens", -5, "`target_tokens` must be"),
+        ("trainer.accelerator", "gpu8", "invalid accelerator name"),
+        ("data.init_args.buffer.num_prompts", 1, "in `data.init_args.buffer`: `num_minibatches`"),
+    ],
+)
+def test_missing_and_impossible_settings(capsys, monkeypatch, tmp_path, key, value, expected):
+    config = changed(BASE, key, value)
+    assert expected in complaint(capsys, monkeypatch, tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model.init_args.ppo.clip_rang", "1"], "did you mean `clip_range`?"),
+        (["--model.ppo.clip_rang=1"], "did you mean `clip_range`?"),
+        (["--model.ppo.clip_range_hig=0.3"], "did you mean `clip_range_high`?"),
+        (["--trainer.max_epoch", "3"], "did you mean `max_epochs`?"),
+        (["--trainr.max_epochs", "3"], "did you mean `trainer`?"),
+        (["--ppo.clip_range", "3"], "did you mean `model.init_args.ppo`?"),
+        (["stray"], "unexpected argument `stray`."),
+        (["--model.ppo.microbatch_tokens", "1e6"], "got `1e6`. Write 1000000."),
+        (["--model.sampling.max_new_tokens", "many"], "must be a whole number, got `many`."),
+        (["--trainer.logger", "CSVLoger"], "did you mean `lightning.pytorch.loggers.CSVLogger`?"),
+        (["--trainer.max_epochs"], "--trainer.max_epochs: expected one argument"),
+        (["--ckpt_path", "nowhere.ckpt"], "there is no checkpoint `nowhere.ckpt`."),
+    ],
+)
+def test_mistakes_on_the_command_line(capsys, monkeypatch, tmp_path, arguments, expected):
+    text = complaint(capsys, monkeypatch, tmp_path, BASE, *arguments)
+    assert expected in text
+    assert "c.yaml" not in text  # the file says something else, and is not to blame
+
+
+def test_options_before_the_command(capsys, monkeypatch, tmp_path):
+    path = write_config(tmp_path / "c.yaml", BASE)
+    assert run_cli(monkeypatch, "-c", path, "fit") == 2
+    assert "write the command first" in capsys.readouterr().err
+
+
+def test_the_second_line_tells_where_the_settings_are_listed(capsys, monkeypatch, tmp_path):
+    config = changed(BASE, f"{ARGS}.ppo.clip_rang", 0.2)
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    assert text.endswith(
+        "`ppo-lightning fit --model.help ppo_lightning.PPOModule` lists the settings."
+    )
+    with warnings.catch_warnings():
+        assert run_cli(monkeypatch, "fit", "--model.help", "ppo_lightning.PPOModule") == 0
+    assert "--model.ppo.clip_range" in capsys.readouterr().out
+
+
+UNION = """\
+Parser key "model":
+  Does not validate against any of the Union subtypes
+  Subtypes: [<class 'a.B'>, <class 'NoneType'>]
+  Errors:
+    - Expected a <class 'NoneType'>
+    - Problem with given class_path 'a.B':
+        Parser key "x":
+          Expected a <class 'float'>. Got value: y
+  Given value type: <class 'dict'>
+  Given value: {}"""
+
+
+def test_the_branch_that_went_furthest_is_told():
+    problem = read_message(UNION)
+    assert problem.steps == ("model", "class:a.B", "x")
+    assert problem.expected == ("a number",)
+    assert problem.value == "y"
+
+
+@pytest.mark.parametrize("text", ["", "something new", "Parser key"])
+def test_unknown_messages_are_passed_on(text):
+    assert reason(text) == text
