@@ -1,5 +1,6 @@
 """Lightning callbacks: what is done between the stages and iterations of a run."""
 
+from ppo_lightning.callbacks.dump_buffers import DumpBuffers
 from ppo_lightning.callbacks.folder import run_folder, set_aside
 from ppo_lightning.callbacks.metrics_file import MetricsFile
 from ppo_lightning.callbacks.predictions import PredictionWriter
@@ -7,6 +8,7 @@ from ppo_lightning.callbacks.progress import StageProgress
 from ppo_lightning.callbacks.samples import SampleTexts
 
 __all__ = [
+    "DumpBuffers",
     "MetricsFile",
     "PredictionWriter",
     "SampleTexts",

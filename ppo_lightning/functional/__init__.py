@@ -54,6 +54,7 @@ from ppo_lightning.functional.rewards import (
     KLPlacement,
     at_last_token,
     clip_scores,
+    overlong_penalties,
     score_after_penalties,
     token_rewards,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "moments",
     "normalise",
     "opening_share",
+    "overlong_penalties",
     "penalty_loss_per_token",
     "policy_loss_per_token",
     "position_ids",

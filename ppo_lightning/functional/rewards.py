@@ -28,6 +28,25 @@ def score_after_penalties(
     return torch.where(ended_with_eos, scores, scores - missing_eos_penalty)
 
 
+def overlong_penalties(lengths: Tensor, *, start: int, end: int, penalty: float) -> Tensor:
+    """Give the soft penalty of long responses, to be subtracted from their scores.
+
+    Args:
+        lengths: Tokens of each response. ``[B]`` long.
+        start: No penalty up to this length.
+        end: The whole penalty from this length on; in proportion between.
+        penalty: In score units.
+
+    Returns:
+        ``[B]`` float32, from 0 to ``penalty``.
+
+    Source:
+        Yu et al. 2025, arXiv:2503.14476, eq. 13.
+    """
+    share = ((lengths - start) / (end - start)).clamp(0, 1)
+    return penalty * share.float()
+
+
 def clip_scores(scores: Tensor, low: float | None, high: float | None) -> Tensor:
     """Bound the scores; a nan stays nan, for the guard to find.
 

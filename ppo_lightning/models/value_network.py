@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -53,7 +54,9 @@ class ValueHead(nn.Linear):
         """Map ``[..., H]`` to ``[..., 1]`` float32 (float64 for float64 states)."""
         dtype = accumulation_dtype(hidden)
         bias = None if self.bias is None else self.bias.to(dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
+        device = hidden.device.type
+        autocast = torch.is_autocast_enabled(device)  # entering the context alone takes its time
+        with torch.autocast(device, enabled=False) if autocast else nullcontext():
             return nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), bias)
 
 

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
 from ppo_lightning.distributed import all_reduce_sum
 from ppo_lightning.models import ActorCritic
@@ -35,6 +37,7 @@ class Collected:
         networks: What actor, critic and reference say of the tokens.
         shaped: Token rewards and raw advantages.
         experience: The buffer.
+        kept: Responses that are in the buffer: with tokens and a usable score. ``[B]`` bool.
     """
 
     rollout: Rollout
@@ -43,6 +46,7 @@ class Collected:
     networks: NetworkScores
     shaped: ShapedRollout
     experience: Experience
+    kept: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,7 @@ class Collection:
         with self.stage("reward"):
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(completions, reduce=all_reduce_sum)
+        kept = ~result.dropped.to(rollout.truncated.device) & rollout.response_mask.any(1)
         with self.stage("scoring"):
             with self.precision():
                 networks = self._network_scores(rollout)
@@ -105,7 +110,7 @@ class Collection:
                 rollout,
                 result.scores.to(rollout.response_ids.device),
                 networks,
-                used=self._used(rollout, result),
+                used=kept & ~rollout.truncated if self.rewards.processing.mask_truncated else kept,
                 ppo=self.ppo,
                 kl=self.kl,
                 kl_coef=kl_coef,
@@ -120,6 +125,7 @@ class Collection:
             networks=networks,
             shaped=shaped,
             experience=experience,
+            kept=kept,
         )
 
     def _sample(self, prompts: PromptBatch, policy_version: int) -> Rollout:
@@ -140,8 +146,3 @@ class Collection:
             estimator=self.kl.estimator,
             max_tokens=self.ppo.microbatch_tokens,
         )
-
-    def _used(self, rollout: Rollout, result: RewardResult) -> Any:
-        """Responses that take part in the losses. ``[B]`` bool."""
-        used = ~result.dropped.to(rollout.truncated.device)
-        return used & ~rollout.truncated if self.rewards.processing.mask_truncated else used

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ppo_lightning.errors import ConfigError, nearest
+from ppo_lightning.errors import ConfigError, unknown_key_message
 
 Layer = Literal["controller", "doctor", "safety"]
 _LAYERS: tuple[Layer, ...] = ("controller", "doctor", "safety")  # applied in this order
@@ -134,10 +134,7 @@ class Controls:
 
     def _known(self, dial: str) -> None:
         if dial not in self._dials:
-            raise ConfigError(
-                f"Unknown dial `{dial}`; did you mean `{nearest(dial, self._dials)}`? "
-                f"Dials: {', '.join(self._dials)}."
-            )
+            raise ConfigError(unknown_key_message(dial, self._dials, "the run's controls"))
 
     def state_dict(self) -> dict[str, Any]:
         """Requests and journal as plain containers."""

@@ -49,14 +49,15 @@ class SelfCheck:
         if self.mode == "off":
             return
         tolerance, found = TOLERANCE[dtype], float(error)
-        if found <= tolerance:  # a nan is the business of the guard on steps
+        if not found > tolerance:  # a nan is the business of the guard on steps
             return
         message = (
             f"The ratio is not 1 before the first update: |log ratio| reaches {found:.2g}, "
             f"rounding in {dtype} explains {tolerance:.2g}. The rollout's log-probabilities and "
             "the update's are of different distributions. Usual causes: dropout left on in a "
-            "custom model, a module that behaves differently in `train()`, an attention implementation "
-            "that ignores padding, weights changed by a callback between rollout and update."
+            "custom model, a module that behaves differently in `train()`, an attention "
+            "implementation that ignores padding, weights that a callback changed between "
+            "rollout and update."
         )
         if self.mode == "error":
             raise UpdateError(message)

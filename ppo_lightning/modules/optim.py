@@ -69,11 +69,11 @@ def _optimizer_class(name: str) -> Any:
 
 def _fill_adam_state(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
+        moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
         for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            optimizer.state[parameter] = {"step": step} | {
+                name: torch.zeros_like(parameter) for name in moments
             }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,7 +24,7 @@ from ppo_lightning.configs import (
     ValidationConfig,
 )
 from ppo_lightning.functional import adapted_penalty_coef
-from ppo_lightning.metrics import AnswerStats, IterationStats
+from ppo_lightning.metrics import IterationStats
 from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
@@ -39,7 +38,8 @@ from ppo_lightning.modules.checkpoint import pack_checkpoint, unpack_checkpoint
 from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.controls import Controls, Dial, Request
 from ppo_lightning.modules.guards import SelfCheck, SkipCounter
-from ppo_lightning.modules.held_out import Answer, HeldOut, answers_log, summarise
+from ppo_lightning.modules.held_out import HeldOut
+from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.objective import Coefficients
 from ppo_lightning.modules.optim import (
     advance,
@@ -49,7 +49,7 @@ from ppo_lightning.modules.optim import (
     gradient_norm,
 )
 from ppo_lightning.modules.reporting import IterationLedger
-from ppo_lightning.modules.stages import StageClock, call_listeners
+from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
 from ppo_lightning.modules.update import Objective, accumulate_gradients, report_of
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardTerm
@@ -57,7 +57,7 @@ from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
 from ppo_lightning.types import Experience, MiniBatch, PromptBatch
 
 
-class PPOModule(pl.LightningModule):
+class PPOModule(HeldOutSteps):
     """Train a causal language model with PPO against a reward.
 
     One Lightning epoch is one iteration (rollout and update), one ``training_step`` one optimiser
@@ -100,7 +100,7 @@ class PPOModule(pl.LightningModule):
         guards: GuardConfig = GuardConfig(),  # noqa: B008
         engine: RolloutEngine | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(validation)
         self.automatic_optimization = False
         self.policy = policy
         self.critic_model = critic_model
@@ -111,7 +111,6 @@ class PPOModule(pl.LightningModule):
         self.actor = actor
         self.critic = critic
         self.optimizer_config = optimizer
-        self.validation = validation
         self.guards = guards
         self.engine = engine or NativeEngine()
         self.reward_pipeline = RewardPipeline(rewards, reward_processing)
@@ -122,18 +121,14 @@ class PPOModule(pl.LightningModule):
         """What changes while the run goes on."""
         ppo, kl, guards = self.ppo, self.kl, self.guards
         self.controls = Controls(_dials(ppo, kl))
-        self.clock = StageClock()
         self.ledger = IterationLedger(components)
         self.self_check = SelfCheck(guards.self_check)
         self.skips = SkipCounter(guards.max_skipped_steps)
-        self.iteration_stats: IterationStats | None = None
         self.networks: ActorCritic | None = None
         self.update_stopped = False
         self.stop_requested = False
         self.checkpoint_complete = True
         self._reference: ReferencePolicy | None = None
-        self._reference_answers: dict[int, list[Answer]] = {}
-        self.answers: list[Answer] = []
 
     # ------------------------------------------------------------------ what the data module asks
 
@@ -149,6 +144,11 @@ class PPOModule(pl.LightningModule):
         return None if positions is None else positions - self.sampling.max_new_tokens
 
     @property
+    @override
+    def iteration(self) -> int:
+        return self.controls.iteration
+
+    @property
     def num_update_epochs(self) -> int:
         """Most passes over a buffer."""
         return self.ppo.num_update_epochs
@@ -161,7 +161,7 @@ class PPOModule(pl.LightningModule):
             iteration: Number of the iteration.
             num_responses: Responses over all ranks.
         """
-        self._begin_iteration(iteration)
+        self.begin_iteration(iteration)
         collected = self._collection().run(
             prompts.to(self.device),
             iteration=iteration,
@@ -173,7 +173,8 @@ class PPOModule(pl.LightningModule):
         call_listeners(self, "on_rollout_end", collected)
         return collected.experience
 
-    def _begin_iteration(self, iteration: int) -> None:
+    def begin_iteration(self, iteration: int) -> None:
+        """Forget the iteration before; the buffer's maker calls it."""
         self.controls.iteration = iteration
         self.checkpoint_complete = False
         self.update_stopped = self.stop_requested = False
@@ -196,7 +197,8 @@ class PPOModule(pl.LightningModule):
             precision=self.trainer.precision_plugin.forward_context,
         )
 
-    def _held_out(self) -> HeldOut:
+    @override
+    def held_out(self) -> HeldOut:
         assert self.networks is not None
         return HeldOut(
             networks=self.networks,
@@ -274,7 +276,8 @@ class PPOModule(pl.LightningModule):
         steps = self.trainer.estimated_stepping_batches
         return None if steps == float("inf") else int(steps)
 
-    def _to_device(self) -> None:
+    @override
+    def frozen_to_device(self) -> None:
         """Bring what is no submodule to the module's device."""
         self.reference.to(self.device)
         self.reward_pipeline.setup(self.device)
@@ -283,7 +286,7 @@ class PPOModule(pl.LightningModule):
 
     @override
     def on_fit_start(self) -> None:
-        self._to_device()
+        self.frozen_to_device()
 
     # ------------------------------------------------------------------ the update
 
@@ -398,64 +401,6 @@ class PPOModule(pl.LightningModule):
         self.log_dict({**values, "step": step}, batch_size=1, on_step=False, on_epoch=True)
         self.checkpoint_complete = True
         call_listeners(self, "on_iteration_end", self.iteration_stats)
-
-    # ------------------------------------------------------------------ held-out prompts
-
-    @override
-    def on_validation_epoch_start(self) -> None:
-        self._to_device()
-        self.answers = []
-
-    @override
-    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        with self.clock.stage(self, "validation"):
-            self.answers += self._answers(batch, batch_idx)
-
-    def _answers(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:
-        """The policy's answers, and the reference's, which are made once."""
-        if len(batch) == 0:
-            return []
-        held_out = self._held_out()
-        if batch_idx not in self._reference_answers:
-            self._reference_answers[batch_idx] = held_out.answers(
-                batch, writer="reference", config=self.validation
-            )
-        own = held_out.answers(batch, writer="policy", config=self.validation)
-        return own + self._reference_answers[batch_idx]
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        found = summarise(self.answers, self.device)
-        if self.iteration_stats is not None and self.trainer.state.fn == "fit":
-            self.iteration_stats = replace(self.iteration_stats, **found)
-        self._log_answers("val", found)
-
-    def _log_answers(self, prefix: str, found: Mapping[str, AnswerStats]) -> None:
-        logged = answers_log(prefix, found) | {"step": float(self.controls.iteration)}
-        self.log_dict(logged, batch_size=1, on_step=False, on_epoch=True)
-        call_listeners(self, "on_answers", self.answers)
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
-    @override
-    def test_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._log_answers("test", summarise(self.answers, self.device))
-
-    @override
-    def on_predict_start(self) -> None:
-        self._to_device()
-
-    @override
-    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:
-        if len(batch) == 0:
-            return []
-        return self._held_out().answers(batch, writer="policy", config=self.validation)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -97,13 +97,11 @@ class IterationLedger:
         """
         self.policy_version = collected.rollout.policy_version
         self.rollout.add(**_response_totals(collected, kl_coef))
-        texts = zip(
-            collected.completions.response_ids, collected.result.dropped.tolist(), strict=True
-        )
-        self.rollout.add(**_text_totals([ids for ids, dropped in texts if not dropped]))
+        texts = zip(collected.completions.response_ids, collected.kept.tolist(), strict=True)
+        self.rollout.add(**_text_totals([ids for ids, kept in texts if kept]))
         self.rollout.add(**_token_totals(collected))
         for name, raw in collected.result.components.items():
-            kept = raw.double().masked_fill(collected.result.dropped.to(raw.device), 0).sum()
+            kept = raw.to(collected.kept.device)[collected.kept].double().sum()
             self.rollout.add(**{f"raw:{name}": kept, f"weighted:{name}": kept * weights[name]})
         variance = explained_variance(
             collected.experience.old_values,
@@ -264,7 +262,7 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
     """Sums over the responses that are in the buffer."""
     result, rollout = collected.result, collected.rollout
     device = rollout.response_ids.device
-    kept = ~result.dropped.to(device)
+    kept = collected.kept
     lengths = rollout.response_mask.sum(1)
     score, raw = result.scores.to(device).double(), result.raw.to(device).double()
     networks = collected.networks

@@ -12,7 +12,14 @@ from torch import Tensor
 from ppo_lightning.configs import RewardProcessing
 from ppo_lightning.configs.checks import require
 from ppo_lightning.errors import RewardError
-from ppo_lightning.functional import Reduce, clip_scores, identity, score_after_penalties, zscore
+from ppo_lightning.functional import (
+    Reduce,
+    clip_scores,
+    identity,
+    overlong_penalties,
+    score_after_penalties,
+    zscore,
+)
 from ppo_lightning.rewards.base import RewardTerm
 from ppo_lightning.rewards.scores import blamed_on, scores_of
 from ppo_lightning.rewards.texts import quoted
@@ -150,11 +157,17 @@ class RewardPipeline:
 
     def _penalised(self, raw: Tensor, completions: Completions) -> Tensor:
         truncated = torch.tensor(list(completions.truncated), dtype=torch.bool, device=raw.device)
-        return score_after_penalties(
+        scores = score_after_penalties(
             raw,
             ended_with_eos=~truncated,
             missing_eos_penalty=self.processing.missing_eos_penalty,
         )
+        if self.processing.overlong_tokens is None:
+            return scores
+        lengths = torch.tensor([len(ids) for ids in completions.response_ids], device=raw.device)
+        start, end = self.processing.overlong_tokens
+        penalty = self.processing.overlong_penalty
+        return scores - overlong_penalties(lengths, start=start, end=end, penalty=penalty)
 
     def _normalised(
         self, scores: Tensor, completions: Completions, dropped: Tensor, reduce: Reduce

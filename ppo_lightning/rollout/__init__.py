@@ -1,6 +1,7 @@
 """From prompts to minibatches: engines, experience, loader and data module."""
 
 from ppo_lightning.rollout.datamodule import Prompts, RolloutDataModule
+from ppo_lightning.rollout.dump import DumpedBuffer, load_buffer, save_buffer
 from ppo_lightning.rollout.engines import GenerateEngine, NativeEngine, RolloutEngine, StopRules
 from ppo_lightning.rollout.experience import (
     NetworkScores,
@@ -10,14 +11,17 @@ from ppo_lightning.rollout.experience import (
 )
 from ppo_lightning.rollout.loader import RolloutLoader
 from ppo_lightning.rollout.minibatches import microbatch_rows, minibatch_rows
+from ppo_lightning.rollout.replay_datamodule import ReplayDataModule
 from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.rollout.texts import completions_of
 
 __all__ = [
+    "DumpedBuffer",
     "GenerateEngine",
     "NativeEngine",
     "NetworkScores",
     "Prompts",
+    "ReplayDataModule",
     "RolloutDataModule",
     "RolloutEngine",
     "RolloutLoader",
@@ -26,7 +30,9 @@ __all__ = [
     "StopRules",
     "build_experience",
     "completions_of",
+    "load_buffer",
     "microbatch_rows",
     "minibatch_rows",
+    "save_buffer",
     "score_with_networks",
 ]

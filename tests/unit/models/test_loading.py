@@ -32,6 +32,7 @@ from ppo_lightning.models import (
     policy_logprobs,
 )
 from ppo_lightning.models.loading import position_limit
+from ppo_lightning.models.settings import silence_modules
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_gpt2, build_llama
 from tests.unit.models.conftest import build_phi
@@ -60,6 +61,30 @@ def test_t10_no_dropout_anywhere_even_in_training_mode(build, attention: str, tm
         assert torch.equal(networks.eval()(BATCH, temperature=1.0).logprobs, first.logprobs)
     dropouts = [m for m in networks.modules() if isinstance(m, torch.nn.Dropout)]
     assert all(module.p == 0 for module in dropouts)
+
+
+def test_t10_dropout_that_no_config_rules_is_off_too():
+    class HardCoded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Dropout(0.3), torch.nn.Dropout1d(0.3))
+            self.attention_dropout = 0.2
+            self.router_jitter_noise = 0.1
+            self.scale = 0.5
+            self.num_dropped_layers = 3
+
+    model = HardCoded()
+    silence_modules(model)
+    assert [layer.p for layer in model.layers] == [0.0, 0.0]
+    assert (model.attention_dropout, model.router_jitter_noise) == (0.0, 0.0)
+    assert (model.scale, model.num_dropped_layers) == (0.5, 3)
+
+
+def test_t10_the_config_of_a_running_model_says_no_dropout(tmp_path: Path):
+    # Some families read it in every pass.
+    for build, settings in NOISY.items():
+        model = load_causal_lm(PolicyConfig(path=str(build(tmp_path / build.__name__, **settings))))
+        assert all(getattr(model.config, name) == 0.0 for name in settings)
 
 
 @pytest.mark.parametrize("build", [build_gpt2, build_llama])
@@ -204,6 +229,12 @@ def test_t07_the_position_limit_is_known_from_the_config(tmp_path: Path):
     folder = build_gpt2(tmp_path / "model", n_positions=64)
     (folder / "model.safetensors").unlink()
     assert position_limit(PolicyConfig(path=str(folder))) == 64
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)})
+    )
+    assert position_limit(PolicyConfig(path=str(adapter))) == 64
 
 
 def test_an_adapter_must_name_its_base(tmp_path: Path):

@@ -203,5 +203,7 @@ def test_a_language_model_is_no_reward_model(tiny_llama_dir: Path):
 def test_the_scorer_is_frozen_and_no_module(reward_dir: Path):
     scorer = SequenceScorer.load(str(reward_dir)).to("cpu")
     assert not isinstance(scorer, torch.nn.Module)
-    assert not any(p.requires_grad for p in scorer.model.parameters())
+    for model in (scorer.model, load_reward_model(str(reward_dir))[0]):
+        assert not any(p.requires_grad for p in model.parameters())
+        assert not model.training
     assert torch.equal(scorer.score(TEXTS), scorer.score(TEXTS))

@@ -1,0 +1,53 @@
+"""Run an update again on a dumped buffer, for debugging."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from ppo_lightning.rollout.dump import DumpedBuffer, load_buffer
+from ppo_lightning.rollout.loader import RolloutLoader
+from ppo_lightning.types import Experience
+
+
+class ReplayDataModule(pl.LightningDataModule):
+    """Stands in for ``RolloutDataModule``: nothing is sampled, the buffer comes from a file.
+
+    Resume from the checkpoint of the iteration before, and the update is the original one, bit for
+    bit: ``--data ReplayDataModule --data.init_args.path … --ckpt_path …``.
+
+    Args:
+        path: File that the ``DumpBuffers`` callback wrote; of the same number of ranks.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.dumped: DumpedBuffer | None = None
+
+    def setup(self, stage: str) -> None:
+        """Read the buffer."""
+        self.dumped = load_buffer(self.path)
+        trainer: Any = self.trainer
+        trainer.limit_val_batches = 0
+
+    def train_dataloader(self) -> RolloutLoader:
+        """A loader that yields the original minibatches."""
+        assert self.dumped is not None
+        return RolloutLoader(
+            self._experience,
+            num_minibatches=self.dumped.num_minibatches,
+            num_epochs=self.dumped.num_epochs,
+            seed=self.dumped.seed,
+        )
+
+    def val_dataloader(self) -> list[Any]:
+        """Nothing: a replay is not validated."""
+        return []
+
+    def _experience(self) -> Experience:
+        assert self.dumped is not None
+        trainer: Any = self.trainer
+        trainer.lightning_module.begin_iteration(self.dumped.experience.iteration)
+        return self.dumped.experience.to(trainer.lightning_module.device)

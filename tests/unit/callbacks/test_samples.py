@@ -1,0 +1,63 @@
+from ppo_lightning.callbacks.samples import as_markdown, side_by_side
+from ppo_lightning.modules import Answer
+
+
+def answer(writer, response, *, number=0, mode="greedy", **numbers):
+    return Answer(
+        **{
+            "number": number,
+            "writer": writer,
+            "mode": mode,
+            "prompt": f"prompt {number}",
+            "response": response,
+            "score": 1.0,
+            "ref_logprob": -1.0,
+            "entropy": 1.0,
+            "num_tokens": 2,
+            "truncated": False,
+            "repeated_bigrams": 0.0,
+            **numbers,
+        }
+    )
+
+
+def test_answers_to_one_prompt_stand_beside_each_other():
+    rows = side_by_side(
+        [
+            answer("policy", "b1", number=1, mode="sampled"),
+            answer("policy", "b2", number=1, mode="sampled"),
+            answer("reference", "r1", number=1, mode="sampled", score=0.5),
+            answer("reference", "r2", number=1, mode="sampled"),
+            answer("policy", "a", gold=2.0, kl_ref=0.25),
+            answer("reference", "r", gold=1.0),
+        ],
+        iteration=3,
+    )
+    assert rows[0] == {
+        "iteration": 3,
+        "number": 0,
+        "mode": "greedy",
+        "prompt": "prompt 0",
+        "policy": "a",
+        "policy_score": 1.0,
+        "policy_gold": 2.0,
+        "policy_kl_ref": 0.25,
+        "reference": "r",
+        "reference_score": 1.0,
+        "reference_gold": 1.0,
+    }
+    assert [(row["policy"], row["reference"]) for row in rows[1:]] == [("b1", "r1"), ("b2", "r2")]
+
+
+def test_an_answer_without_partner_is_kept():
+    [row] = side_by_side([answer("reference", "r")], iteration=None)
+    assert row["reference"] == "r"
+    assert "policy" not in row
+    assert "iteration" not in row
+
+
+def test_markdown_keeps_texts_in_their_cells():
+    rows = side_by_side([answer("policy", "a|b\n<c>", kl_ref=0.5)], iteration=0)
+    lines = as_markdown(rows).splitlines()
+    assert len(lines) == 3
+    assert lines[2] == "| prompt 0 | a&#124;b<br>&lt;c&gt; |  | 1 | 0.5 |"

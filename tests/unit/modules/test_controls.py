@@ -1,0 +1,115 @@
+"""The one place for what changes during a run."""
+
+import itertools
+import json
+
+import pytest
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.modules.controls import Controls, Dial, Request, merged_value
+
+CONTROLLER = Request(source="AdaptiveKL", dial="kl_coef", value=1.0)
+DOCTOR = Request(source="Doctor", dial="kl_coef", factor=4.0, layer="doctor")
+SAFETY = Request(source="MaxKL", dial="kl_coef", factor=0.5, layer="safety")
+
+
+def controls(**dials):
+    return Controls({"kl_coef": Dial(value=0.05), **dials})
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations([CONTROLLER, DOCTOR, SAFETY])])
+def test_layers_are_applied_in_their_own_order_whoever_asks_first(order):
+    dials = controls()
+    for request in order:
+        dials.request(request)
+    assert dials["kl_coef"] == 2.0
+
+
+def test_a_value_of_a_later_layer_replaces_what_was_before():
+    dials = controls()
+    for request in (Request(source="b", dial="kl_coef", value=0.3, layer="safety"), DOCTOR):
+        dials.request(request)
+    assert dials["kl_coef"] == 0.3
+
+
+def test_bounds_hold_whatever_is_asked():
+    dial = Dial(value=1.0, low=0.5, high=2.0)
+    for factor, bounded in ((9.0, 2.0), (0.0, 0.5), (1.5, 1.5)):
+        request = Request(source="s", dial="d", factor=factor)
+        assert merged_value(dial, [request], iteration=0) == bounded
+
+
+def test_a_request_holds_through_its_last_iteration():
+    dials = controls()
+    dials.iteration = 3
+    dials.request(Request(source="s", dial="kl_coef", value=9.0, until=5))
+    found = []
+    for iteration in (4, 5, 6):
+        dials.iteration = iteration
+        found.append(dials["kl_coef"])
+    assert found == [9.0, 9.0, 0.05]
+
+
+def test_a_later_request_of_one_source_replaces_its_earlier_one():
+    dials = controls()
+    dials.request(Request(source="s", dial="kl_coef", factor=2.0))
+    dials.request(Request(source="s", dial="kl_coef", factor=2.0))
+    assert dials["kl_coef"] == 0.1
+    assert dials.withdraw("s", "kl_coef") == 0.05
+    assert dials.withdraw("s", "kl_coef") == 0.05
+
+
+def test_the_journal_tells_who_changed_what_and_when():
+    dials = controls()
+    dials.iteration = 2
+    dials.request(Request(source="AdaptiveKL", dial="kl_coef", value=0.1, reason="KL 12 > 6"))
+    dials.request(Request(source="Idle", dial="kl_coef", factor=1.0))  # changes nothing
+    dials.withdraw("AdaptiveKL", "kl_coef")
+    common = {"iteration": 2, "source": "AdaptiveKL", "dial": "kl_coef"}
+    assert dials.journal == [
+        {**common, "before": 0.05, "after": 0.1, "reason": "KL 12 > 6"},
+        {**common, "before": 0.1, "after": 0.05, "reason": "withdrawn"},
+    ]
+
+
+def test_a_dial_has_one_law():
+    dials = controls()
+    dials.claim("kl_coef", "AdaptiveKL")
+    dials.claim("kl_coef", "AdaptiveKL")
+    with pytest.raises(ConfigError, match="both AdaptiveKL and RewardPerKL"):
+        dials.claim("kl_coef", "RewardPerKL")
+
+
+def test_unknown_dials_name_the_nearest_and_all():
+    dials = controls(clip_range=Dial(value=0.2))
+    for use in (
+        lambda: dials["klcoef"],
+        lambda: dials.claim("klcoef", "s"),
+        lambda: dials.request(Request(source="s", dial="klcoef", value=1.0)),
+    ):
+        with pytest.raises(ConfigError, match=r"did you mean `kl_coef`\?.*kl_coef, clip_range"):
+            use()
+    with pytest.raises(ConfigError, match="zzz") as caught:
+        dials["zzz"]
+    assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{}, {"value": 1.0, "factor": 2.0}])
+def test_a_request_takes_a_value_or_a_factor(given):
+    with pytest.raises(ConfigError, match="`kl_coef` takes either `value` or `factor`"):
+        Request(source="s", dial="kl_coef", **given)
+
+
+def test_state_survives_a_resume_and_configured_values_are_those_of_the_new_run():
+    dials = controls()
+    dials.iteration = 4
+    dials.request(DOCTOR)
+    dials.request(Request(source="s", dial="kl_coef", factor=10.0, until=4))
+    state = json.loads(json.dumps(dials.state_dict()))  # plain containers only
+    resumed = Controls({"kl_coef": Dial(value=0.1)})
+    resumed.load_state_dict(state)
+    assert resumed["kl_coef"] == 4.0  # 0.1 x 4 x 10
+    assert resumed.journal == dials.journal
+    resumed.iteration += 1
+    assert resumed["kl_coef"] == 0.4
+    assert resumed.state_dict()["requests"] == state["requests"]

@@ -1,0 +1,46 @@
+"""The guards of the update, on numbers at their bounds."""
+
+import warnings
+
+import pytest
+import torch
+
+from ppo_lightning.errors import UpdateError
+from ppo_lightning.modules.guards import TOLERANCE, SelfCheck, SkipCounter
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_what_rounding_explains_passes_and_more_does_not(dtype):
+    check, bound = SelfCheck("error"), TOLERANCE[dtype]
+    check(torch.tensor(0.99 * bound), dtype)
+    with pytest.raises(UpdateError, match=f"rounding in {dtype}"):
+        check(torch.tensor(1.01 * bound), dtype)
+
+
+def test_coarser_dtypes_are_given_more():
+    order = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    bounds = [TOLERANCE[dtype] for dtype in order]
+    assert bounds == sorted(bounds)
+
+
+def test_warn_warns_and_off_is_silent():
+    with pytest.warns(UserWarning, match="ratio is not 1 before the first update"):
+        SelfCheck("warn")(torch.tensor(1.0), torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SelfCheck("off")(torch.tensor(1.0), torch.float32)
+
+
+def test_nan_is_left_to_the_guard_on_steps():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SelfCheck("error")(torch.tensor(torch.nan), torch.float32)
+
+
+def test_skips_count_in_a_row_only():
+    counter = SkipCounter(limit=3)
+    for skipped in (True, True, False, True, True):
+        counter.count(skipped)
+    assert counter.in_a_row == 2
+    with pytest.raises(UpdateError, match=r"3 optimiser steps in a row.*reward_processing\.clip"):
+        counter.count(True)
