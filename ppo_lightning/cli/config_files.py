@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-import ppo_lightning
 from ppo_lightning.errors import ConfigError, DataError, nearest
 from ppo_lightning.io import read_text
 
 SCHEME = "ppo-lightning:"
 """``--config ppo-lightning:NAME`` is a config that comes with the package."""
 
+_PACKAGE = Path(__file__).parents[1]
 _OPTIONS = ("--config", "-c")
 
 
@@ -63,8 +63,7 @@ def shipped_configs() -> dict[str, Path]:
 
     They lie inside an installed package, and beside it in a checkout.
     """
-    package = Path(ppo_lightning.__file__).parent
-    roots = (package / "_configs", package.parent / "configs")
+    roots = (_PACKAGE / "_configs", _PACKAGE.parent / "configs")
     root = next((folder for folder in roots if folder.is_dir()), None)
     if root is None:
         return {}

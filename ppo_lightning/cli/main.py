@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-import ppo_lightning
 from ppo_lightning import __version__
 from ppo_lightning.errors import (
     CheckpointError,
@@ -128,7 +127,7 @@ def usage() -> str:
 
 def _raised_here(error: BaseException) -> bool:
     """Whether the line that raised is one of this package."""
-    package = Path(ppo_lightning.__file__).parent
+    package = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and package in Path(frames[-1].filename).parents
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ppo_lightning.configs import PolicyConfig, SamplingConfig
     from ppo_lightning.data import PromptSource
+    from ppo_lightning.types import PromptBatch
 
 _CHAT = {"auto": "auto", "true": True, "false": False}
 
@@ -136,30 +137,11 @@ def _answers(
     speaker: _Speaker, source: PromptSource, sampling: SamplingConfig, given: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
     """Yield (prompt, answer); a prompt's random numbers are the same for every speaker."""
-    import torch
-
-    from ppo_lightning.data import PromptSet, make_prompt_batch
-    from ppo_lightning.functional import combine_keys
-    from ppo_lightning.models import end_token_ids, position_limit
+    from ppo_lightning.models import end_token_ids
     from ppo_lightning.rollout import NativeEngine, StopRules, completions_of
 
-    tokenizer, limit = speaker.tokenizer, position_limit(speaker.policy)
-    prompts = PromptSet.build(
-        source,
-        tokenizer,
-        chat=_CHAT[given.chat],  # type: ignore[arg-type]
-        system_prompt=given.system_prompt,
-        max_prompt_tokens=None if limit is None else limit - sampling.max_new_tokens,
-    )
-    numbers = torch.arange(len(prompts))
-    batch = make_prompt_batch(
-        prompts,
-        numbers.tolist(),
-        keys=combine_keys(given.seed, numbers),
-        indices=numbers,
-        groups=numbers,
-        pad_id=tokenizer.pad_token_id,
-    )
+    tokenizer = speaker.tokenizer
+    batch = _batch(speaker, source, sampling, given)
     with speaker.model as model:
         stops = StopRules(
             end_ids=tuple({*end_token_ids(tokenizer, model), *sampling.stop_token_ids}),
@@ -176,6 +158,34 @@ def _answers(
         )
     completions = completions_of(rollout, tokenizer)
     yield from zip(completions.prompts, completions.responses, strict=True)
+
+
+def _batch(
+    speaker: _Speaker, source: PromptSource, sampling: SamplingConfig, given: argparse.Namespace
+) -> PromptBatch:
+    import torch
+
+    from ppo_lightning.data import PromptSet, make_prompt_batch
+    from ppo_lightning.functional import combine_keys
+    from ppo_lightning.models import position_limit
+
+    limit = position_limit(speaker.policy)
+    prompts = PromptSet.build(
+        source,
+        speaker.tokenizer,
+        chat=_CHAT[given.chat],  # type: ignore[arg-type]
+        system_prompt=given.system_prompt,
+        max_prompt_tokens=None if limit is None else limit - sampling.max_new_tokens,
+    )
+    numbers = torch.arange(len(prompts))
+    return make_prompt_batch(
+        prompts,
+        numbers.tolist(),
+        keys=combine_keys(given.seed, numbers),
+        indices=numbers,
+        groups=numbers,
+        pad_id=speaker.tokenizer.pad_token_id,
+    )
 
 
 def _device(given: argparse.Namespace) -> str:

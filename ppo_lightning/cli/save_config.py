@@ -18,5 +18,5 @@ class KeepConfigs(SaveConfigCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         folder = trainer.log_dir  # on all ranks: it is agreed between them
         if trainer.is_global_zero and not self.already_saved:
-            (lambda p: None)(Path(folder or ".") / self.config_filename)
+            set_aside(Path(folder or ".") / self.config_filename)
         super().setup(trainer, pl_module, stage)

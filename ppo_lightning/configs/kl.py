@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import require, require_at_least
+from ppo_lightning.configs.checks import require, require_at_least, require_choices
 
 KLEstimatorName = Literal["k1", "k2", "k3", "abs", "full"]
 
@@ -28,6 +28,7 @@ class KLConfig:
     placement: Literal["token", "last", "loss"] = "token"
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least("coef", self.coef, 0)
         require(
             self.placement != "loss" or self.estimator in ("k2", "full"),

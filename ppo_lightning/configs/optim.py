@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ppo_lightning.configs.checks import require_at_least, require_positive, require_within
+from ppo_lightning.configs.checks import (
+    require_at_least,
+    require_choices,
+    require_positive,
+    require_within,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +22,7 @@ class GroupConfig:
         lr: Peak learning rate.
         warmup: Optimiser steps of linear warm-up from 0.
         schedule: After the warm-up. ``linear`` and ``cosine`` end with the run.
-        min_lr_ratio: Floor of ``cosine``, as a share of ``lr``.
+        min_lr_ratio: Where ``linear`` and ``cosine`` end, as a share of ``lr``.
         max_grad_norm: Gradients are scaled down to this norm; None turns clipping off.
     """
 
@@ -28,6 +33,7 @@ class GroupConfig:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_positive("lr", self.lr)
         require_at_least("warmup", self.warmup, 0)
         require_within("min_lr_ratio", self.min_lr_ratio, 0, 1)

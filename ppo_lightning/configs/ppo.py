@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import require, require_at_least, require_positive, require_within
+from ppo_lightning.configs.checks import (
+    require,
+    require_at_least,
+    require_choices,
+    require_positive,
+    require_within,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,7 @@ class PPOConfig:
     microbatch_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(0 < self.clip_range < 1, f"`clip_range` must lie in (0, 1), got {self.clip_range}.")
         require_at_least("num_update_epochs", self.num_update_epochs, 1)
         require_at_least("microbatch_tokens", self.microbatch_tokens, 1)

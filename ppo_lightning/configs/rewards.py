@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import require, require_at_least, require_positive
+from ppo_lightning.configs.checks import (
+    require,
+    require_at_least,
+    require_choices,
+    require_positive,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class RewardProcessing:
     on_nonfinite: Literal["error", "drop"] = "error"
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least("missing_eos_penalty", self.missing_eos_penalty, 0)
         require_at_least("overlong_penalty", self.overlong_penalty, 0)
         require_positive("clip", self.clip)

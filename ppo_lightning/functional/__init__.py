@@ -61,6 +61,7 @@ from ppo_lightning.functional.rewards import (
 from ppo_lightning.functional.schedules import Schedule, lr_factor
 from ppo_lightning.functional.stats import (
     approx_kl,
+    bootstrap_interval,
     distinct_ngrams,
     distinct_openings,
     explained_variance,
@@ -83,6 +84,7 @@ __all__ = [
     "adapted_penalty_coef",
     "aggregate",
     "approx_kl",
+    "bootstrap_interval",
     "at_last_token",
     "clip_scores",
     "combine_keys",

@@ -1,4 +1,7 @@
-"""Numbers that describe a buffer: the critic's fit, the policy's movement, the texts' variety."""
+"""Numbers that describe a buffer: the critic's fit, the policy's movement, the texts' variety.
+
+And how sure a mean is.
+"""
 
 from __future__ import annotations
 
@@ -132,3 +135,39 @@ def distinct_openings(responses: Sequence[Ids], n: int = 4) -> float:
     """
     openings = _openings(responses, n)
     return len(openings) / openings.total() if openings else 0.0
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, confidence: float = 0.95, num_resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Bound the mean of some independent numbers by resampling them (percentile bootstrap).
+
+    For a paired comparison give the differences, one for each prompt: several answers to one
+    prompt are not independent, so their mean comes first.
+
+    Args:
+        values: At least one.
+        confidence: Probability of the interval, in (0, 1).
+        num_resamples: Times that as many numbers are drawn with replacement.
+        seed: Of the draws: the same numbers give the same interval.
+
+    Returns:
+        ``(low, high)``. One number alone gives itself twice, which says nothing of its spread.
+
+    Raises:
+        ValueError: There is no number, or ``confidence`` is out of range.
+
+    Source:
+        Efron & Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13.
+    """
+    if not values:
+        raise ValueError("`values` must hold at least one number, got none.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"`confidence` must lie in (0, 1), got {confidence}.")
+    numbers = torch.tensor(values, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randint(len(numbers), (num_resamples, len(numbers)), generator=generator)
+    tail = (1 - confidence) / 2
+    ends = torch.tensor([tail, 1 - tail], dtype=torch.float64)
+    low, high = numbers[draws].mean(1).quantile(ends).tolist()
+    return low, high

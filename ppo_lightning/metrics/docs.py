@@ -33,6 +33,9 @@ measured.
 Natural logarithms: KL and entropy are in nats. *Tokens* are the policy's own response tokens, end
 token included. Means and ratios are a total divided by a total, so that every token or response
 weighs alike, whatever minibatch or rank it was in; deviations are pooled and of the population.
+Means of the update run over the minibatches whose forward pass was made, the one at which the
+update stopped included; a minibatch whose loss or gradient was not finite is in none of them, nor
+are those after a stop.
 *state* is a value in force, or at one moment. Healthy ranges were measured on small models or are
 customary: starting points, not laws.
 """

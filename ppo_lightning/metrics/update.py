@@ -11,8 +11,9 @@ from ppo_lightning.metrics.schema import metric
 class UpdateStats:
     """What the optimiser steps did: ``update/…``.
 
-    Means run over every minibatch whose forward pass was made, the one at which the update stopped
-    too; minibatches after a stop are in none of them.
+    Means run over the minibatches whose forward pass was made, the one at which the update stopped
+    included. A minibatch whose loss or gradient was not finite is in none of them, nor are those
+    after a stop.
     """
 
     policy_loss: float | None = metric(

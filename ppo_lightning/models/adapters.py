@@ -6,9 +6,10 @@ PEFT is imported where it is needed: a model can only carry an adapter if somebo
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +34,12 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         config: Rank, scale and layers.
 
     Raises:
-        ValueError: No layer has one of ``target_modules`` as its name.
+        ValueError: No layer has one of ``target_modules`` as its name, or there are not so many
+            ``layers``.
     """
     import peft
 
-    targets = config.target_modules
+    targets = config.target_modules if config.layers is None else _in_last_blocks(model, config)
     settings = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=config.rank,
@@ -51,6 +53,49 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         adapted = peft.get_peft_model(model, settings)
     assert isinstance(adapted, peft.PeftModel)
     return adapted
+
+
+def _in_last_blocks(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Name the layers of the last blocks in full, which PEFT takes as they are.
+
+    PEFT's own `layers_to_transform` does nothing beside `all-linear`.
+    """
+    assert config.layers is not None
+    blocks = _blocks(model)
+    if config.layers > len(blocks):
+        raise ValueError(
+            f"`lora.layers` must be at most {len(blocks)}, the blocks of this model, "
+            f"got {config.layers}."
+        )
+    kept = tuple(f"{name}." for name in blocks[-config.layers :])
+    found = [
+        name
+        for name, module in model.named_modules()
+        if name.startswith(kept) and _is_target(name, module, config.target_modules)
+    ]
+    if not found:
+        raise ValueError(
+            f"`lora.target_modules` {config.target_modules!r} names no layer in the last "
+            f"{config.layers} blocks."
+        )
+    return found
+
+
+def _blocks(model: PreTrainedModel) -> list[str]:
+    """Name the transformer blocks, first to last."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
+            return [f"{name}.{number}" for number in range(len(module))]
+    raise ValueError("`lora.layers`: this model's blocks are not one list; leave it out.")
+
+
+def _is_target(name: str, module: nn.Module, targets: str | Sequence[str]) -> bool:
+    """Whether PEFT would take a layer for one of ``target_modules``."""
+    if targets == "all-linear":
+        return isinstance(module, nn.Linear | Conv1D)
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return name in targets or name.endswith(tuple(f".{target}" for target in targets))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-_UNLIMITED = {"bloom", "mpt"}  # ALiBi: the length in their config is that of the training
+_UNLIMITED = {"mpt"}  # ALiBi: the length in its config is that of the training
 _RUNS_ANYWHERE = {"sdpa", "eager", None}
 
 

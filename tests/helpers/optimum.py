@@ -17,7 +17,6 @@ from ppo_lightning.configs import (
     GroupConfig,
     GuardConfig,
     KLConfig,
-    OptimizerConfig,
     PolicyConfig,
     PPOConfig,
     SamplingConfig,
@@ -150,9 +149,16 @@ def _predictor(module: PPOModule) -> Any:
 
 
 TUNED: dict[str, Any] = {
-    "ppo": PPOConfig(num_update_epochs=4, target_kl=None, gae_lambda=0.95, value_clip_range=None),
-    "actor": GroupConfig(lr=1e-3, schedule="linear"),
+    "ppo": PPOConfig(
+        clip_range=0.1,
+        ent_coef=0.03,
+        gae_lambda=0.95,
+        num_update_epochs=8,
+        target_kl=None,
+        value_clip_range=None,
+        whiten_advantages=False,
+    ),
+    "actor": GroupConfig(lr=2e-3, schedule="linear"),
     "critic": GroupConfig(lr=3e-3, schedule="linear"),
-    "optimizer": OptimizerConfig(eps=1e-5),
 }
 """Settings that reached the scores of ``experiments/optimum``."""

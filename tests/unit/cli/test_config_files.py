@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-import ppo_lightning
 from ppo_lightning.cli.config_files import (
     find_class,
     find_key,
@@ -108,7 +107,7 @@ def test_missing_file_names_the_nearest(config):
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A package beside a folder of configs."""
-    monkeypatch.setattr(ppo_lightning, "__file__", str(tmp_path / "pkg" / "__init__.py"))
+    monkeypatch.setattr("ppo_lightning.cli.config_files._PACKAGE", tmp_path / "pkg")
     for name in ("ppo/quickstart", "ppo/same", "sft/same"):
         path = tmp_path / "configs" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)

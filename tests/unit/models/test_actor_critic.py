@@ -8,7 +8,13 @@ from torch.testing import assert_close
 from transformers import OPTConfig, OPTForCausalLM
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
-from ppo_lightning.models import ActorCritic, ValueHead, build_actor_critic, load_causal_lm
+from ppo_lightning.models import (
+    ActorCritic,
+    ValueHead,
+    build_actor_critic,
+    load_causal_lm,
+    policy_logprobs,
+)
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import WIDE
 
@@ -77,6 +83,17 @@ def test_trunk_grad_scale_leaves_the_policy_gradient_alone(family_dir: Path):
         networks(BATCH, temperature=1.0).logprobs.sum().backward()
         gradients.append([p.grad.clone() for p in networks.actor.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_shared_critic_is_built_as_configured(tiny_model_dir: Path, dtype: str):
+    networks = build_actor_critic(
+        PolicyConfig(path=str(tiny_model_dir), dtype=dtype),
+        CriticConfig(kind="shared", trunk_grad_scale=0.5),
+    )
+    assert networks.trunk_grad_scale == 0.5
+    # One dtype for all that a strategy may shard together.
+    assert {p.dtype for p in networks.parameters()} == {getattr(torch, dtype)}
 
 
 def test_the_head_reads_what_the_output_layer_reads(tmp_path: Path):
@@ -151,6 +168,20 @@ def test_only_what_was_asked_for_is_computed(tiny_model_dir: Path):
     assert_close(values.values, both.values, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="nothing was asked for"):
         networks(BATCH, temperature=1.0, policy=False, values=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_t44_scoring_for_the_buffer_and_for_the_update_agree_bitwise(family_dir: Path, dtype: str):
+    networks = build_actor_critic(
+        PolicyConfig(path=str(family_dir), dtype=dtype), CriticConfig(head_init="normal")
+    )
+    with torch.no_grad():
+        old = networks(BATCH, temperature=0.9)
+        bare = policy_logprobs(networks.actor, BATCH, temperature=0.9)
+    new = networks(BATCH, temperature=0.9, final_values=False, entropy_grad=False)
+    assert torch.equal(new.logprobs, old.logprobs)  # every ratio is 1 before the first update
+    assert torch.equal(bare.logprobs, old.logprobs)
+    assert torch.equal(new.entropy, old.entropy)
 
 
 def test_values_alone_from_a_shared_trunk(tiny_model_dir: Path):

@@ -180,3 +180,45 @@ def test_t55_state_keys_tell_adapters_from_the_frozen_base(family_dir: Path):
     report = fresh.load_state_dict(kept, strict=False)
     assert set(report.missing_keys) == set(base)
     assert torch.equal(logprobs(fresh.actor), logprobs(networks.actor))
+
+
+TARGETS = {"all-linear": "all-linear", "names": ["down_proj", "c_proj"], "pattern": r".*_proj"}
+
+
+@pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
+def test_adapters_on_the_last_blocks_end_the_backward_pass_there(tiny_model_dir: Path, targets):
+    networks = adapted(tiny_model_dir, layers=1, target_modules=targets)
+    blocks = {
+        part
+        for name, weight in networks.actor.named_parameters()
+        if weight.requires_grad
+        for part in name.split(".")
+        if part.isdigit()
+    }
+    assert blocks == {"1"}
+    seen = []
+    for name, module in networks.causal_lm.named_modules():
+        if name.endswith((".0", ".1")):
+            module.register_forward_hook(lambda m, a, out, name=name: seen.append(_needs_grad(out)))
+    networks(BATCH, temperature=1.0).logprobs.sum().backward()
+    assert seen == [False, True]
+
+
+def _needs_grad(output) -> bool:
+    return (output[0] if isinstance(output, tuple) else output).requires_grad
+
+
+def test_adapters_on_all_blocks_by_number_are_those_without_a_number(tiny_model_dir: Path):
+    def names(**lora):
+        return set(dict(adapted(tiny_model_dir, trained=False, **lora).actor.named_parameters()))
+
+    assert names(layers=2) == names()
+
+
+def test_more_blocks_than_the_model_has_or_none_of_the_names_in_them(tiny_llama_dir: Path):
+    with pytest.raises(ValueError, match="at most 2"):
+        adapted(tiny_llama_dir, layers=3)
+    with pytest.raises(ValueError, match=r"'nothing'.*last 1 blocks"):
+        adapted(tiny_llama_dir, layers=1, target_modules=["nothing"])
+    with pytest.raises(ValueError, match="`layers` must be at least 1"):
+        LoraConfig(layers=0)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, FalconConfig, MptConfig
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
 from ppo_lightning.errors import ModelError
@@ -14,6 +14,7 @@ from ppo_lightning.models import (
     load_tokenizer,
     max_positions,
 )
+from ppo_lightning.models.checks import positions_of
 from tests.helpers.tiny_models import build_gpt2, build_llama
 
 
@@ -53,5 +54,9 @@ def test_t07_position_limits(tmp_path: Path):
             PolicyConfig(path=str(folder), lora=LoraConfig(rank=2)), CriticConfig()
         )
         assert max_positions(networks.actor) == max_positions(networks.critic) == 48
-    alibi = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=16, n_layer=1, n_head=2))
-    assert max_positions(alibi) is None
+    # ALiBi has no table of positions, whatever length the config names.
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=16, n_layer=1, n_head=2))
+    assert max_positions(bloom) is None
+    assert positions_of(MptConfig(max_seq_len=64)) is None
+    assert positions_of(FalconConfig(alibi=True)) is None
+    assert positions_of(FalconConfig(alibi=False, max_position_embeddings=64)) == 64

@@ -81,6 +81,16 @@ def test_logits_come_on_request(tiny_model_dir: Path):
     assert output.logits.shape == (2, 4, actor.config.vocab_size)
 
 
+def test_no_graph_is_kept_even_where_peft_asks_for_one(tiny_model_dir: Path):
+    # For checkpointing PEFT makes the embeddings' output require a gradient.
+    policy = PolicyConfig(
+        path=str(tiny_model_dir), lora=LoraConfig(rank=2), gradient_checkpointing=True
+    )
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    reference = ReferencePolicy.build(ReferenceConfig(), policy, actor)
+    assert not reference.logprobs(BATCH, temperature=1.0).logprobs.requires_grad
+
+
 def test_adapter_off_needs_an_adapter(tiny_model_dir: Path):
     actor = build_actor_critic(PolicyConfig(path=str(tiny_model_dir)), CriticConfig()).actor
     with pytest.raises(ValueError, match="needs a model with an adapter"):

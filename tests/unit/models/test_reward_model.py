@@ -126,8 +126,10 @@ def test_t13_an_end_token_is_added_to_the_scorers_own_copy_only(reward_dir: Path
 
 
 def test_t18_an_empty_text_has_a_score(reward_dir: Path):
-    scores = SequenceScorer.load(str(reward_dir)).score(["", "good"])
+    scorer = SequenceScorer.load(str(reward_dir))
+    scores = scorer.score(["", "good"])
     assert scores.isfinite().all()
+    assert_close(scorer.score([""])[0], scores[0], rtol=0, atol=1e-5)
     assert SequenceScorer.load(str(reward_dir)).score([]).shape == (0,)
 
 

@@ -94,6 +94,21 @@ def test_export_as_sequence_classifier_scores_as_the_critic_values(build, tmp_pa
     assert torch.equal(again(*INPUTS), critic(*INPUTS))
 
 
+def test_the_exported_critic_says_what_the_folder_said(tmp_path: Path):
+    folder = build_gpt2(tmp_path / "model", pad_token_id=None, resid_pdrop=0.1)
+    critic = critic_of(folder, head_init="normal")
+    save_model(critic.as_sequence_classifier(pad_token_id=1), None, tmp_path / "out")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert loaded.config.resid_pdrop == 0.1
+    assert not (tmp_path / "out" / "generation_config.json").exists()
+    # Without a pad id in its config a classifier of transformers refuses more than one row.
+    padded = torch.tensor([[5, 9, 11, 20, 13], [5, 9, 11, 1, 1]])
+    with torch.no_grad():
+        scores = loaded(input_ids=padded, attention_mask=(padded != 1).long()).logits[:, 0]
+        assert_close(scores, critic(*INPUTS)[0, [4, 2]], rtol=0, atol=1e-5)
+    assert critic.backbone.config.pad_token_id is None
+
+
 def test_t54_a_tied_model_lends_its_trunk_and_trains_on(tmp_path: Path):
     folder = build_gpt2(tmp_path / "model")
     critic = critic_of(folder, head_init="normal")

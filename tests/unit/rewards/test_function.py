@@ -104,12 +104,12 @@ def test_an_edited_file_is_read_again(module):
     assert reward(make_completions(["ab"])) == [2]
 
 
-def test_a_file_that_failed_is_read_again(tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text("raise RuntimeError('half-written')\n")
-    with pytest.raises(RuntimeError):
+def test_a_file_that_failed_is_read_again(module, tmp_path):
+    ready = tmp_path / "ready"
+    file = module(f"open({str(ready)!r}).close()\n{LENGTHS}")
+    with pytest.raises(FileNotFoundError):
         FunctionReward(f"{file}:lengths").setup(CPU)
-    file.write_text(LENGTHS)
+    ready.touch()
     assert FunctionReward(f"{file}:lengths")(make_completions(["ab"])) == [2]
 
 

@@ -43,6 +43,11 @@ def test_weighted_sum_and_each_component_on_its_own():
     }
 
 
+def test_the_sum_does_not_round_in_between():
+    # In float32, 1e8 + 1 is 1e8.
+    assert pipeline([1e8], [1.0], [-1e8])(make_completions(["a"])).raw.tolist() == [1.0]
+
+
 def test_the_order_is_penalty_then_clip():
     # The golden case's scores with a symmetric bound. Clipping first would give 3 and -5.
     result = score(

@@ -80,7 +80,9 @@ def test_repetition_penalty():
     # Bigrams: none; (12)(23); 11 three times; 12 three times and 21 twice.
     expected = [0.0, 0.0, -2 / 3, -3 / 5]
     assert RepetitionPenalty(2)(completions) == pytest.approx(expected)
-    assert RepetitionPenalty(1)(completions)[1] == 0.0
+    # Tokens: 1 three times too often; trigrams: 121 and 212, each twice.
+    assert RepetitionPenalty(1)(completions)[1:3] == [0.0, -3 / 4]
+    assert RepetitionPenalty(3)(completions)[3] == -1 / 2
 
 
 @pytest.mark.parametrize(

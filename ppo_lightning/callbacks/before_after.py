@@ -1,0 +1,128 @@
+"""What a run has changed, said at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from typing_extensions import override
+
+from ppo_lightning.callbacks.comparison import (
+    Change,
+    Pairs,
+    changes_of,
+    changes_table,
+    count_of,
+    pair_answers,
+    texts_of,
+)
+from ppo_lightning.callbacks.folder import gathered, run_folder, set_aside
+from ppo_lightning.callbacks.records import finite
+from ppo_lightning.callbacks.samples import as_markdown, side_by_side
+from ppo_lightning.io import write_json_atomic, write_text_atomic
+from ppo_lightning.modules import Answer
+from ppo_lightning.modules.reporting import memory_gib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run has changed, and what it took.
+
+    Args:
+        iterations: Done when the answers were given.
+        compared: What was compared, in words.
+        changes: By name.
+        texts: Answers side by side, one pair a prompt.
+        seconds: Wall time of ``fit``, from its set-up on.
+        cpu_seconds: Processor time of all threads meanwhile.
+        memory_gib: Peak memory of the device, or of the process on a CPU.
+    """
+
+    iterations: int
+    compared: str
+    changes: dict[str, Change]
+    texts: list[dict[str, Any]]
+    seconds: float
+    cpu_seconds: float
+    memory_gib: float
+
+    def head(self) -> str:
+        """Title, table and cost, as Markdown that is fit for a terminal."""
+        cost = (
+            f"peak memory {self.memory_gib:.2f} GiB, wall time {self.seconds:.0f} s, "
+            f"processor time {self.cpu_seconds:.0f} s"
+        )
+        title = (
+            f"After {self.iterations} iterations; {self.compared}, reference before, policy after"
+        )
+        return f"{title}\n\n{changes_table(self.changes)}\n\n{cost}\n"
+
+    def record(self) -> dict[str, Any]:
+        """Return plain dictionaries and numbers for JSON."""
+        gains = {name: {"gain": change.gain} for name, change in self.changes.items()}
+        changes = {name: asdict(change) | gains[name] for name, change in self.changes.items()}
+        record: dict[str, Any] = finite(asdict(self) | {"changes": changes})
+        return record
+
+
+class BeforeAfter(pl.Callback):
+    """Print a table of what the run has changed, and some texts, when ``fit`` ends.
+
+    It compares the answers of the run's last validation: those of the reference, where the policy
+    began, are "before", the policy's are "after". Sampled answers are taken if there are any, else
+    greedy ones. ``summary.md`` and ``summary.json`` in the run's folder hold the same. How many
+    prompts are shown with their answers: ``validation.num_texts``.
+    """
+
+    def __init__(self) -> None:
+        self._answers: Sequence[Answer] = ()
+        self._iterations = 0
+        self._began = (0.0, 0.0)
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._answers = ()
+        self._began = (time.perf_counter(), time.process_time())
+
+    def on_answers(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, answers: Sequence[Answer]
+    ) -> None:
+        """Keep the answers of a validation; called by the module on all ranks."""
+        if not trainer.sanity_checking:
+            self._answers, self._iterations = list(answers), trainer.current_epoch + 1
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        folder, pairs = run_folder(trainer), pair_answers(gathered(list(self._answers)))
+        if not trainer.is_global_zero or not pairs:
+            return
+        summary = self._summary(pairs, pl_module)
+        print(f"\n{summary.head()}\n{texts_of(summary.texts)}")
+        trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not trial_run:
+            _write(folder / "summary.md", folder / "summary.json", summary)
+
+    def _summary(self, pairs: Pairs, module: pl.LightningModule) -> Summary:
+        validation: Any = getattr(module, "validation", None)
+        first = list(pairs.values())[: getattr(validation, "num_texts", 0)]
+        shown = [answers[0] for pair in first for answers in pair]
+        return Summary(
+            iterations=self._iterations,
+            compared=count_of(pairs),
+            changes=changes_of(pairs),
+            texts=side_by_side(shown, iteration=None),
+            seconds=time.perf_counter() - self._began[0],
+            cpu_seconds=time.process_time() - self._began[1],
+            memory_gib=memory_gib(module.device),
+        )
+
+
+def _write(text: Path, record: Path, summary: Summary) -> None:
+    for path in (text, record):
+        set_aside(path)
+    write_text_atomic(text, f"{summary.head()}\n{as_markdown(summary.texts)}\n")
+    write_json_atomic(record, summary.record())

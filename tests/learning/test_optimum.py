@@ -1,0 +1,27 @@
+"""PPO reaches the optimum of problems whose optimum is known."""
+
+from statistics import mean
+
+import pytest
+
+from tests.helpers.optimum import solve
+
+
+def test_a_short_run_goes_most_of_the_way(tmp_path):
+    """A quarter of the iterations of the whole experiment, one seed."""
+    outcome = solve(tmp_path, problem=0, beta=0.3, seed=0, iterations=15)
+    print(outcome)
+    assert outcome.score >= 0.80
+    assert outcome.explained_variance >= 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [0, 1])
+@pytest.mark.parametrize(("beta", "target", "least"), [(0.3, 0.94, 0.90), (1.0, 0.72, 0), (0.1, 0.92, 0)])
+def test_the_optimum_is_reached(tmp_path, problem, beta, target, least):
+    outcomes = [
+        solve(tmp_path / str(seed), problem=problem, beta=beta, seed=seed) for seed in range(3)
+    ]
+    print(*outcomes, sep="\n")
+    assert mean(o.score for o in outcomes) >= target
+    assert min(o.score for o in outcomes) >= least

@@ -1,0 +1,60 @@
+"""Stages are timed, and told to every callback that listens."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import ppo_lightning.modules.stages as stages
+from ppo_lightning.modules.stages import StageClock, call_listeners
+
+
+class Listener:
+    def __init__(self):
+        self.heard = []
+
+    def on_stage_start(self, trainer, module, name):
+        self.heard.append(("start", name))
+
+    def on_stage_end(self, trainer, module, name):
+        self.heard.append(("end", name))
+
+
+@pytest.fixture
+def module():
+    return SimpleNamespace(trainer=SimpleNamespace(callbacks=[object(), Listener()]))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that shows 1, 2, 3 … whenever it is read."""
+    ticks = iter(range(1, 100))
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: float(next(ticks)))
+    return StageClock()
+
+
+def test_stages_add_up_until_the_iteration_ends(clock, module):
+    for name in ("rollout", "update", "update"):
+        with clock.stage(module, name):
+            pass
+    assert clock.seconds == {"rollout": 1.0, "update": 2.0}
+    assert clock.elapsed == 7.0  # seven readings after the first
+    clock.reset()
+    assert clock.seconds == {}
+    assert clock.elapsed == 1.0
+    assert module.trainer.callbacks[1].heard == [
+        (what, name) for name in ("rollout", "update", "update") for what in ("start", "end")
+    ]
+
+
+def test_a_stage_that_fails_is_ended_all_the_same(clock, module):
+    with pytest.raises(RuntimeError), clock.stage(module, "reward"):
+        raise RuntimeError
+    assert clock.seconds == {"reward": 1.0}
+    assert module.trainer.callbacks[1].heard[-1] == ("end", "reward")
+
+
+def test_hooks_get_trainer_module_and_what_they_are_about(module):
+    seen = []
+    module.trainer.callbacks.append(SimpleNamespace(on_update_end=lambda *a: seen.append(a)))
+    call_listeners(module, "on_update_end", "stats")
+    assert seen == [(module.trainer, module, "stats")]

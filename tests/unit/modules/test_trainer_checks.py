@@ -1,0 +1,97 @@
+"""Trainer settings, one at a time, on a stand-in: on a CPU Lightning itself rewrites some of them.
+
+What Lightning's own Trainer makes of them is in ``tests/integration/test_trainer_flags.py``.
+"""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
+
+
+def stand_in(**settings):
+    """A trainer as far as the checks look at it, every setting at Lightning's default."""
+    plain = {
+        "fast_dev_run": False,
+        "gradient_clip_val": None,
+        "accumulate_grad_batches": 1,
+        "max_steps": -1,
+        "val_check_interval": 1.0,
+        "check_val_every_n_epoch": 1,
+        "limit_train_batches": 1.0,
+        "overfit_batches": 0,
+        "reload_dataloaders_every_n_epochs": 0,
+        "precision": "32-true",
+        "checkpoint_callbacks": [],
+        "fit_loop": SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=-1)),
+    }
+    return SimpleNamespace(**(plain | settings))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", 32])
+def test_usual_settings_pass(precision):
+    check_trainer(stand_in(precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "way_out"),
+    [
+        ("gradient_clip_val", 1.0, "max_grad_norm"),
+        ("gradient_clip_val", 0.0, "max_grad_norm"),
+        ("accumulate_grad_batches", 4, "microbatch_tokens"),
+        ("max_steps", 0, "max_epochs"),
+        ("val_check_interval", 3, "check_val_every_n_epoch"),
+        ("check_val_every_n_epoch", None, "number of iterations"),
+        ("limit_train_batches", 0.5, "buffer"),
+        ("overfit_batches", 0.1, "samples its own data"),
+        ("reload_dataloaders_every_n_epochs", 1, "by itself"),
+        ("precision", "16-mixed", "bf16-mixed"),
+        ("precision", "16-true", "bf16-mixed"),
+        ("precision", 16, "bf16-mixed"),
+    ],
+)
+def test_t43_t45_t62_each_is_refused_by_name_with_the_way_out(setting, value, way_out):
+    with pytest.raises(ConfigError, match=rf"`trainer\.{setting}` cannot be used.*{way_out}"):
+        check_trainer(stand_in(**{setting: value}))
+
+
+def test_t62_fast_dev_run_is_widened_to_a_whole_iteration():
+    trainer = stand_in(fast_dev_run=True, limit_train_batches=1)
+    trainer.fit_loop.epoch_loop.max_steps = 1
+    check_trainer(trainer)
+    assert trainer.limit_train_batches == 1.0
+    assert isinstance(trainer.limit_train_batches, float)  # an int counts batches
+    assert trainer.fit_loop.epoch_loop.max_steps == -1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"every_n_train_steps": 5}, "every_n_train_steps"),
+        ({"train_time_interval": timedelta(minutes=5)}, "train_time_interval"),
+        ({"save_on_exception": True}, "save_on_exception"),
+        ({"save_on_train_epoch_end": False}, "save_on_train_epoch_end: false"),
+    ],
+)
+def test_t57_files_from_inside_an_iteration_are_refused(arguments, named):
+    callback = ModelCheckpoint(**arguments)
+    with pytest.raises(ConfigError, match=rf"`{named}`.*cannot be resumed"):
+        check_trainer(stand_in(checkpoint_callbacks=[callback]))
+
+
+def test_t57_others_save_at_the_end_of_an_iteration():
+    callback = ModelCheckpoint(monitor="val/greedy/score", every_n_epochs=2)
+    check_trainer(stand_in(checkpoint_callbacks=[callback, Checkpoint()]))
+    assert callback._save_on_train_epoch_end is True
+
+
+def test_lightnings_default_is_replaced_and_a_users_own_is_not():
+    replaced = default_checkpointing(stand_in(checkpoint_callbacks=[ModelCheckpoint()]))
+    assert [callback.save_last for callback in replaced] == [True]
+    own = ModelCheckpoint(save_top_k=3, monitor="val/greedy/score")
+    for callbacks in ([own], [], [ModelCheckpoint(), own]):
+        assert default_checkpointing(stand_in(checkpoint_callbacks=callbacks)) == []

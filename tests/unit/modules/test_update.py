@@ -1,0 +1,176 @@
+"""One optimiser step up to its decision, with ranks played by turns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import ppo_lightning.modules.update as update
+from ppo_lightning.configs import CriticConfig, KLConfig, PolicyConfig, PPOConfig
+from ppo_lightning.models import build_actor_critic
+from ppo_lightning.modules.objective import SUMS, Coefficients, Terms
+from ppo_lightning.modules.update import (
+    Objective,
+    accumulate_gradients,
+    microbatches,
+    report_of,
+)
+from tests.helpers.buffers import experience_of
+from tests.helpers.sequences import sequences_of
+
+NAN, INF = float("nan"), float("inf")
+PROMPTS = [[5, 9, 11], [12, 7, 30, 8, 21], [6], [14, 9]]
+RESPONSES = [[20, 13, 17, 2], [9, 22], [7, 7, 8, 31, 4, 2], [3]]
+
+
+def terms(*, kl_sum=0.0, tokens=4.0, loss=1.0, **others):
+    sums = torch.zeros(len(SUMS), dtype=torch.float64)
+    for name, value in {"kl_old": kl_sum, "tokens": tokens, **others}.items():
+        sums[SUMS.index(name)] = value
+    return Terms(torch.tensor(loss), sums, torch.tensor(1.0), torch.tensor(0.0))
+
+
+def report(found, *, actor=1.0, critic=2.0, limit=0.02):
+    return report_of(found, torch.tensor(actor), torch.tensor(critic), kl_limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("kl_sum", "limit", "decision"),
+    [
+        (0.06, 0.02, "step"),
+        (0.0625, 0.015625, "step"),  # at the limit, exactly
+        (0.1, 0.02, "kl_stop"),
+        (50.0, None, "step"),
+    ],
+)
+def test_the_update_stops_above_the_limit(kl_sum, limit, decision):
+    found = report(terms(kl_sum=kl_sum), limit=limit)
+    assert found.decision == decision
+    assert found.kl_old == pytest.approx(kl_sum / 4)
+    assert (found.actor_norm, found.critic_norm) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "norms"),
+    [
+        ({"loss": NAN}, {}),
+        ({"loss": INF}, {}),
+        ({"value_loss": NAN}, {}),
+        ({"kl_sum": NAN}, {}),
+        ({}, {"actor": NAN}),
+        ({}, {"critic": INF}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kl_sum", [0.0, 9.0])
+def test_numbers_that_are_not_finite_come_before_the_kl(faulty, norms, kl_sum):
+    """T41: also where the KL would have stopped the update, since it means nothing then."""
+    assert report(terms(**{"kl_sum": kl_sum, **faulty}), **norms).decision == "nonfinite"
+
+
+def test_no_token_on_any_rank_is_no_division_by_zero():
+    found = report(terms(tokens=0.0))
+    assert (found.decision, found.kl_old) == ("step", 0.0)
+
+
+def test_t42_the_decision_is_made_on_the_sum_over_ranks(monkeypatch):
+    others = torch.tensor([0.5, 4.0, 0.0], dtype=torch.float64)
+    monkeypatch.setattr(update, "all_reduce_sum", lambda own: own + others)
+    found = report(terms(kl_sum=0.0))
+    assert (found.decision, found.kl_old) == ("kl_stop", 0.5 / 8)
+    others[2] = 1.0  # another rank's loss is not finite
+    assert report(terms(kl_sum=0.0)).decision == "nonfinite"
+
+
+# Forward and backward of a tiny model
+
+
+@pytest.fixture(scope="module")
+def networks(tiny_llama_dir):
+    policy = PolicyConfig(path=str(tiny_llama_dir), dtype="float64")
+    return build_actor_critic(policy, CriticConfig(kind="shared", head_init="normal"))
+
+
+def minibatch():
+    sequences = sequences_of(PROMPTS, RESPONSES)
+    generator = torch.Generator().manual_seed(0)
+    names = ("old_logprobs", "old_values", "ref_logprobs", "advantages", "returns")
+    shape = sequences.response_ids.shape
+    columns = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n in names}
+    return experience_of(sequences, **columns)
+
+
+def gradients(networks, batch, *, aggregation="token", max_tokens=None):
+    objective = Objective(
+        networks=networks,
+        reference=None,
+        ppo=PPOConfig(loss_aggregation=aggregation, microbatch_tokens=max_tokens),
+        kl=KLConfig(),
+        temperature=0.9,
+    )
+    coefficients = Coefficients(
+        clip_low=0.2, clip_high=0.2, ent_coef=0.01, kl_coef=0.0, penalty_coef=1.0
+    )
+    networks.zero_grad()
+    found = accumulate_gradients(batch, objective, coefficients, backward=torch.Tensor.backward)
+    return found, {name: p.grad.clone() for name, p in networks.named_parameters()}
+
+
+def assert_same(found, expected):
+    for name, gradient in expected.items():
+        assert_close(found[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_t38_t39_a_rank_short_of_rows_runs_dummies_that_change_nothing(networks, monkeypatch):
+    expected_terms, expected = gradients(networks, minibatch())
+    monkeypatch.setattr(update, "max_over_ranks", lambda number, device: number + 2)
+    pieces = microbatches(minibatch(), None)
+    assert [bool(p.sequences.response_mask.any()) for p in pieces] == [True, False, False]
+    found_terms, found = gradients(networks, minibatch())
+    assert_same(found, expected)
+    assert torch.equal(found_terms.sums, expected_terms.sums)
+    assert torch.equal(found_terms.loss, expected_terms.loss)
+
+
+def test_a_rank_without_rows_has_gradients_of_zero(networks, monkeypatch):
+    """Not None: a strategy averages what every rank has."""
+    monkeypatch.setattr(update, "max_over_ranks", lambda number, device: max(number, 1))
+    found, grads = gradients(networks, minibatch().select(torch.arange(0)))
+    assert found.loss == 0
+    assert not found.sums.any()
+    assert all(not g.any() for g in grads.values())
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_t39_averaged_gradients_of_two_ranks_are_those_of_one(networks, monkeypatch, aggregation):
+    """Each rank has its own rows; the strategy averages; counts are of both."""
+    whole = minibatch()
+    _, expected = gradients(networks, whole, aggregation=aggregation)
+    mask = whole.sequences.response_mask
+    counts = torch.tensor([mask.sum(), mask.any(1).sum()]).double()
+    monkeypatch.setattr(update, "all_reduce_sum", lambda own: counts)
+    monkeypatch.setattr(update, "world_size", lambda: 2)
+    parts = [
+        gradients(networks, whole.select(rows), aggregation=aggregation)[1]
+        for rows in (torch.tensor([0]), torch.tensor([3, 1, 2]))
+    ]
+    averaged = {name: (parts[0][name] + parts[1][name]) / 2 for name in expected}
+    assert_same(averaged, expected)
+
+
+def test_an_entropy_that_is_only_logged_costs_no_gradient(networks, monkeypatch):
+    seen = []
+    forward = type(networks).forward
+    monkeypatch.setattr(
+        type(networks), "forward", lambda *args, **kw: seen.append(kw) or forward(*args, **kw)
+    )
+    objective = Objective(
+        networks=networks, reference=None, ppo=PPOConfig(), kl=KLConfig(), temperature=1.0
+    )
+    plain = Coefficients(clip_low=0.2, clip_high=0.2, ent_coef=0.0, kl_coef=0.0, penalty_coef=1.0)
+    for coefficients in (plain, replace(plain, ent_coef=0.01)):
+        accumulate_gradients(
+            minibatch(), objective, coefficients, backward=torch.Tensor.backward
+        )
+    assert [kw["entropy_grad"] for kw in seen] == [False, True]

@@ -1,0 +1,197 @@
+"""The data module of PPO on a stand-in for module and trainer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import ppo_lightning.rollout.datamodule as datamodule
+from ppo_lightning.configs import BufferConfig
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import load_tokenizer
+from ppo_lightning.rollout import RolloutDataModule
+from tests.helpers.buffers import experience_of
+from tests.helpers.runs import PROMPTS
+from tests.helpers.sequences import sequences_of
+
+LONGEST = 8  # tokens of the longest of the prompts, its BOS included
+
+
+class Source:
+    """What the data module asks of a module; keeps the prompts that it is given."""
+
+    num_update_epochs = 1
+
+    def __init__(self, folder, *, room=None):
+        self.tokenizer = load_tokenizer(str(folder))
+        self.max_prompt_tokens = room
+        self.seen = []
+
+    def collect(self, prompts, *, iteration, num_responses):
+        self.seen.append(prompts)
+        count = max(1, len(prompts))
+        experience = experience_of(sequences_of([[1]] * count, [[1]] * count), iteration=iteration)
+        return experience.select(torch.arange(len(prompts)))
+
+
+def attached(folder, *, room=None, stage="fit", **settings):
+    """A module's data module after ``setup``, at iteration 0."""
+    options = {"prompts": PROMPTS, "chat": False, "seed": 3} | settings
+    buffer = options.pop("buffer", {"num_prompts": 4, "num_minibatches": 2})
+    data = RolloutDataModule(buffer=BufferConfig(**buffer), **options)
+    data.trainer = SimpleNamespace(
+        lightning_module=Source(folder, room=room), current_epoch=0, limit_val_batches=1.0
+    )
+    data.setup(stage)
+    return data
+
+
+def iterate(data, count=1):
+    """The prompt batches of some iterations."""
+    seen = data.trainer.lightning_module.seen
+    start = len(seen)
+    for _ in range(count):
+        list(data.train_dataloader())
+        data.trainer.current_epoch += 1
+    return seen[start:]
+
+
+def keys(data, count=1):
+    return [batch.keys.tolist() for batch in iterate(data, count)]
+
+
+def test_keys_are_a_function_of_seed_iteration_and_index(tiny_llama_dir):
+    first, second = keys(attached(tiny_llama_dir), 2)
+    assert len({*first, *second}) == 8  # no two responses share their random numbers
+    assert keys(attached(tiny_llama_dir), 2) == [first, second]
+    assert not set(keys(attached(tiny_llama_dir, seed=4))[0]) & {*first, *second}
+    larger = {"num_prompts": 6, "num_minibatches": 2}
+    assert keys(attached(tiny_llama_dir, buffer=larger))[0][:4] == first
+
+
+def test_t50_ranks_share_out_the_same_responses(tiny_llama_dir, monkeypatch):
+    """Five responses on two ranks: the keys and prompts of one process, each of them once."""
+    buffer = {"num_prompts": 5, "num_minibatches": 2}
+    (alone,) = iterate(attached(tiny_llama_dir, buffer=buffer))
+    found = {}
+    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(datamodule, "rank", lambda rank=rank: rank)
+        (batch,) = iterate(attached(tiny_llama_dir, buffer=buffer))
+        texts = [record.text for record in batch.records]
+        for row in zip(batch.indices.tolist(), batch.keys.tolist(), texts, strict=True):
+            assert row[0] not in found
+            found[row[0]] = row[1:]
+    texts = [record.text for record in alone.records]
+    assert found == dict(enumerate(zip(alone.keys.tolist(), texts, strict=True)))
+
+
+def test_responses_to_one_prompt_share_it_and_nothing_else(tiny_llama_dir):
+    buffer = {"num_prompts": 2, "responses_per_prompt": 3}
+    (batch,) = iterate(attached(tiny_llama_dir, buffer=buffer))
+    assert batch.groups.tolist() == [0, 0, 0, 1, 1, 1]
+    assert len({record.text for record in batch.records[:3]}) == 1
+    assert len(set(batch.keys.tolist())) == 6
+
+
+def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
+    """Ten prompts, four an iteration: the fourth batch is the next of the same order."""
+    whole = iterate(attached(tiny_llama_dir), 5)
+    stopped = attached(tiny_llama_dir)
+    iterate(stopped, 3)
+    state = stopped.state_dict()
+    assert state == {"position": 12, "seed": 3}
+    resumed = attached(tiny_llama_dir, seed=99)  # another seed in the config of the new run
+    resumed.load_state_dict(state)
+    resumed.trainer.current_epoch = 3
+    for found, expected in zip(iterate(resumed, 2), whole[3:], strict=True):
+        assert torch.equal(found.keys, expected.keys)
+        assert found.records == expected.records
+    texts = [record.text for batch in whole for record in batch.records]
+    assert sorted(texts[:10]) == sorted(texts[10:]) == sorted(PROMPTS)
+
+
+def test_a_buffer_that_could_not_be_made_moves_nothing_on(tiny_llama_dir, monkeypatch):
+    data = attached(tiny_llama_dir)
+
+    def fail(*args, **settings):
+        raise RuntimeError("no reward")
+
+    monkeypatch.setattr(data.trainer.lightning_module, "collect", fail)
+    with pytest.raises(RuntimeError, match="no reward"):
+        iterate(data)
+    assert data.position == 0
+
+
+def test_seed_comes_from_the_runs_own(tiny_llama_dir, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "17")
+    assert RolloutDataModule(PROMPTS).seed == 17
+    assert RolloutDataModule(PROMPTS, seed=0).seed == 0
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert RolloutDataModule(PROMPTS).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "settings", "match"),
+    [
+        (32, {"max_prompt_tokens": 60}, r"\(60\).*`.*max_new_tokens`.*leave 32 for a prompt"),
+        (0, {}, "leave 0 for a prompt"),
+        (-5, {"max_prompt_tokens": 4}, "leave -5 for a prompt"),
+    ],
+)
+def test_t07_limits_that_leave_no_room_are_refused(tiny_llama_dir, room, settings, match):
+    with pytest.raises(ConfigError, match=match):
+        attached(tiny_llama_dir, room=room, **settings)
+
+
+def test_t07_the_models_room_limits_prompts_where_nothing_else_does(tiny_llama_dir):
+    assert len(attached(tiny_llama_dir, room=LONGEST, overlong="drop").train_set) == 10
+    assert attached(tiny_llama_dir, room=LONGEST - 1, overlong="drop").train_set.num_dropped == 1
+    tighter = attached(tiny_llama_dir, room=50, max_prompt_tokens=3, overlong="drop")
+    assert max(map(len, tighter.train_set.ids)) == 3
+    assert attached(tiny_llama_dir, room=None).train_set.num_dropped == 0
+
+
+def test_t06_the_engine_gets_prompts_within_the_limit(tiny_llama_dir):
+    data = attached(tiny_llama_dir, max_prompt_tokens=4, overlong="truncate")
+    for batch in iterate(data, 3):
+        assert batch.prompt_mask.sum(1).max() <= 4
+
+
+# Held-out prompts
+
+
+def test_held_out_prompts_come_once_each_with_the_same_keys_every_time(tiny_llama_dir):
+    data = attached(tiny_llama_dir, val_prompts=PROMPTS[:5], val_batch_size=2)
+    first, again = list(data.val_dataloader()), list(data.val_dataloader())
+    assert [len(batch) for batch in first] == [2, 2, 1]
+    assert torch.equal(torch.cat([b.indices for b in first]), torch.arange(5))
+    iterate(data)
+    later = list(data.val_dataloader())
+    for batches in (again, later):
+        assert [b.keys.tolist() for b in batches] == [b.keys.tolist() for b in first]
+    training = {key for batch in keys(data, 3) for key in batch}
+    assert not training & {key for batch in first for key in batch.keys.tolist()}
+
+
+def test_t50_a_rank_without_held_out_prompts_has_one_empty_batch(tiny_llama_dir, monkeypatch):
+    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
+    monkeypatch.setattr(datamodule, "rank", lambda: 1)
+    batches = list(attached(tiny_llama_dir, val_prompts=["no"]).val_dataloader())
+    assert [len(batch) for batch in batches] == [0]
+
+
+def test_no_held_out_prompts_switch_validation_off_and_nothing_else(tiny_llama_dir):
+    data = attached(tiny_llama_dir)
+    assert data.trainer.limit_val_batches == 0
+    assert data.val_dataloader() == []
+    for stage in ("validate", "test", "predict"):
+        with pytest.raises(ConfigError, match=f"`{stage}` answers held-out prompts"):
+            attached(tiny_llama_dir, stage=stage)
+
+
+def test_a_module_that_cannot_collect_is_named():
+    data = RolloutDataModule(PROMPTS)
+    data.trainer = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="`collect`.*got Linear"):
+        data.setup("fit")
