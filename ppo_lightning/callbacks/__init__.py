@@ -3,11 +3,11 @@
 from ppo_lightning.callbacks.before_after import BeforeAfter
 from ppo_lightning.callbacks.comparison import Change, changes_of, changes_table, pair_answers
 from ppo_lightning.callbacks.dump_buffers import DumpBuffers
-from ppo_lightning.callbacks.folder import run_folder, set_aside
-from ppo_lightning.callbacks.metrics_file import MetricsFile
+from ppo_lightning.callbacks.folder import set_aside
 from ppo_lightning.callbacks.predictions import PredictionWriter
 from ppo_lightning.callbacks.progress import StageProgress
 from ppo_lightning.callbacks.samples import SampleTexts
+from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
 
 __all__ = [
     "BeforeAfter",

@@ -20,11 +20,12 @@ from ppo_lightning.callbacks.comparison import (
     pair_answers,
     texts_of,
 )
-from ppo_lightning.callbacks.folder import gathered, run_folder, set_aside
+from ppo_lightning.callbacks.folder import gathered, set_aside
 from ppo_lightning.callbacks.records import finite
 from ppo_lightning.callbacks.samples import as_markdown, side_by_side
 from ppo_lightning.io import write_json_atomic, write_text_atomic
 from ppo_lightning.modules import Answer
+from ppo_lightning.modules.metrics_file import run_folder
 from ppo_lightning.modules.reporting import memory_gib
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from ppo_lightning.callbacks.folder import run_folder
 from ppo_lightning.distributed import rank
+from ppo_lightning.modules.metrics_file import run_folder
 from ppo_lightning.rollout import DumpedBuffer, save_buffer
 
 

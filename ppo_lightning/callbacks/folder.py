@@ -5,20 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning.pytorch as pl
 import torch.distributed as dist
 
 from ppo_lightning.distributed import is_distributed, world_size
 
 T = TypeVar("T")
-
-
-def run_folder(trainer: pl.Trainer) -> Path:
-    """Return the folder that a run writes to. To be called on all ranks, which then agree.
-
-    It is the logger's own (``lightning_logs/version_0``), or the Trainer's ``default_root_dir``.
-    """
-    return Path(trainer.log_dir or trainer.default_root_dir)
 
 
 def set_aside(path: Path) -> Path | None:

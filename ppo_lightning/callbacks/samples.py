@@ -13,10 +13,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
-from ppo_lightning.callbacks.folder import gathered, run_folder, set_aside
+from ppo_lightning.callbacks.folder import gathered, set_aside
 from ppo_lightning.callbacks.records import as_jsonl
 from ppo_lightning.io import write_text_atomic
 from ppo_lightning.modules import Answer
+from ppo_lightning.modules.metrics_file import run_folder
 
 
 class SampleTexts(pl.Callback):

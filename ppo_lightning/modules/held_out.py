@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -212,13 +213,17 @@ def answers_log(prefix: str, found: Mapping[str, AnswerStats]) -> dict[str, floa
 
 
 def _means(answers: Sequence[Answer], device: torch.device) -> dict[str, float]:
-    """Means over all ranks of each number; those that were not measured are left out."""
+    """Means over all ranks of each number; those that were not measured are left out.
+
+    Scores that are not finite occur where the reward may drop responses; they are left out as well.
+    """
     count, tokens = float(len(answers)), float(sum(a.num_tokens for a in answers))
     openings = distinct_openings([a.response_ids for a in answers])
+    scored = [a.score for a in answers if math.isfinite(a.score)]
     judged = [a.gold for a in answers if a.gold is not None]
     measured = [a.kl_ref for a in answers if a.kl_ref is not None]
     totals = {
-        "score": (sum(a.score for a in answers), count),
+        "score": (sum(scored), len(scored)),
         "gold": (sum(judged), len(judged)),
         "kl_ref": (sum(measured), len(measured)),
         "response_length": (tokens, count),

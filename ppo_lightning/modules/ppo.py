@@ -23,6 +23,7 @@ from ppo_lightning.configs import (
     SamplingConfig,
     ValidationConfig,
 )
+from ppo_lightning.diagnostics import review_scores
 from ppo_lightning.functional import adapted_penalty_coef
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.models import (
@@ -40,6 +41,7 @@ from ppo_lightning.modules.controls import Controls, Dial, Request
 from ppo_lightning.modules.guards import SelfCheck, SkipCounter
 from ppo_lightning.modules.held_out import HeldOut
 from ppo_lightning.modules.held_out_steps import HeldOutSteps
+from ppo_lightning.modules.metrics_file import MetricsFile
 from ppo_lightning.modules.objective import Coefficients
 from ppo_lightning.modules.optim import (
     advance,
@@ -49,10 +51,11 @@ from ppo_lightning.modules.optim import (
     gradient_norm,
 )
 from ppo_lightning.modules.reporting import IterationLedger
+from ppo_lightning.modules.review import review_run, say
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
 from ppo_lightning.modules.update import Objective, accumulate_gradients, report_of
-from ppo_lightning.rewards import Reward, RewardPipeline, RewardTerm
+from ppo_lightning.rewards import Reward, RewardPipeline, RewardResult, RewardTerm
 from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
 from ppo_lightning.types import Experience, MiniBatch, PromptBatch
 
@@ -169,9 +172,18 @@ class PPOModule(HeldOutSteps):
             kl_coef=self.controls["kl_coef"],
             policy_version=self.global_step,
         )
+        if iteration == 0 and self.guards.advice != "off":
+            self._review_scores(collected.result)
         self.ledger.add_rollout(collected, self.controls["kl_coef"], self.reward_pipeline.weights)
         call_listeners(self, "on_rollout_end", collected)
         return collected.experience
+
+    def _review_scores(self, result: RewardResult) -> None:
+        """Compare the spread of the first scores with β."""
+        spread = float(result.raw[~result.dropped].std(correction=0))
+        coefficient = self.controls["kl_coef"]
+        how = self.reward_pipeline.processing
+        say(review_scores(spread, kl_coef=coefficient, normalize=how), self.guards.advice)
 
     def begin_iteration(self, iteration: int) -> None:
         """Forget the iteration before; the buffer's maker calls it."""
@@ -231,8 +243,11 @@ class PPOModule(HeldOutSteps):
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:
-        own = default_checkpointing(self.trainer)
+        own: list[pl.Callback] = default_checkpointing(self.trainer)
         check_trainer(self.trainer)
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, MetricsFile) for callback in callbacks):
+            own.append(MetricsFile())
         return own
 
     @override
@@ -264,15 +279,18 @@ class PPOModule(HeldOutSteps):
             optimizer,
             actor=self.actor,
             critic=self.critic,
-            total_steps=self._planned_steps(),
+            total_steps=self._end_of_schedules(),
             factors=lambda name: self.controls[f"{name}_lr_factor"],
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
-    def _planned_steps(self) -> int | None:
-        """Optimiser steps of the whole run if no update stops early; None for an endless run."""
+    def _end_of_schedules(self) -> int | None:
         if self.actor.schedule == self.critic.schedule == "constant":
             return None  # asking for the number makes Lightning build the loader early
+        return self.planned_steps()
+
+    def planned_steps(self) -> int | None:
+        """Optimiser steps of the whole run if no update stops early; None for an endless run."""
         steps = self.trainer.estimated_stepping_batches
         return None if steps == float("inf") else int(steps)
 
@@ -287,6 +305,8 @@ class PPOModule(HeldOutSteps):
     @override
     def on_fit_start(self) -> None:
         self.frozen_to_device()
+        if self.controls.iteration == 0:
+            review_run(self, self.guards.advice)
 
     # ------------------------------------------------------------------ the update
 

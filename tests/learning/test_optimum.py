@@ -17,7 +17,9 @@ def test_a_short_run_goes_most_of_the_way(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [0, 1])
-@pytest.mark.parametrize(("beta", "target", "least"), [(0.3, 0.94, 0.90), (1.0, 0.72, 0), (0.1, 0.92, 0)])
+@pytest.mark.parametrize(
+    ("beta", "target", "least"), [(0.3, 0.94, 0.90), (1.0, 0.72, 0), (0.1, 0.92, 0)]
+)
 def test_the_optimum_is_reached(tmp_path, problem, beta, target, least):
     outcomes = [
         solve(tmp_path / str(seed), problem=problem, beta=beta, seed=seed) for seed in range(3)

@@ -9,6 +9,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
+    BloomConfig,
+    BloomForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
 )
@@ -197,6 +199,18 @@ def test_an_encoder_scores_too(tmp_path: Path):
     assert together.unique().numel() == len(TEXTS)
 
 
+def test_a_model_without_a_table_of_positions_reads_texts_of_any_length(tmp_path: Path):
+    tokenizer = byte_pair_tokenizer()
+    config = BloomConfig(
+        vocab_size=len(tokenizer), hidden_size=16, n_layer=1, n_head=2, num_labels=1
+    )
+    BloomForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    scorer = SequenceScorer.load(str(tmp_path))
+    assert scorer.max_length is None
+    assert len(scorer.token_ids("a" * 3000)) == 3000
+
+
 def test_a_language_model_is_no_reward_model(tiny_llama_dir: Path):
     with pytest.raises(ModelError, match=r"score\.weight.*would be random"):
         SequenceScorer.load(str(tiny_llama_dir))
@@ -205,7 +219,9 @@ def test_a_language_model_is_no_reward_model(tiny_llama_dir: Path):
 def test_the_scorer_is_frozen_and_no_module(reward_dir: Path):
     scorer = SequenceScorer.load(str(reward_dir)).to("cpu")
     assert not isinstance(scorer, torch.nn.Module)
-    for model in (scorer.model, load_reward_model(str(reward_dir))[0]):
+    model, tokenizer = load_reward_model(str(reward_dir))
+    own = SequenceScorer(model.train().requires_grad_(True), tokenizer).model
+    for model in (scorer.model, own, load_reward_model(str(reward_dir))[0]):
         assert not any(p.requires_grad for p in model.parameters())
         assert not model.training
     assert torch.equal(scorer.score(TEXTS), scorer.score(TEXTS))

@@ -1,6 +1,5 @@
 """Answers to held-out prompts, reduced to a few numbers."""
 
-import pytest
 import torch
 
 import ppo_lightning.modules.held_out as held_out

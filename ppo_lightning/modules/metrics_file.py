@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import lightning.pytorch as pl
 from typing_extensions import override
 
-from ppo_lightning.callbacks.folder import run_folder
 from ppo_lightning.metrics import IterationStats, MetricsWriter
+
+
+def run_folder(trainer: pl.Trainer) -> Path:
+    """Return the folder that a run writes to. To be called on all ranks, which then agree.
+
+    It is the logger's own (``lightning_logs/version_0``), or the Trainer's ``default_root_dir``.
+    """
+    return Path(trainer.log_dir or trainer.default_root_dir)
 
 
 class MetricsFile(pl.Callback):
     """Write what was measured in each iteration as one line of a JSONL file.
 
     A resumed run goes on in the file, without the lines of iterations that come again. A new run
-    leaves an earlier run's file under another name.
+    leaves an earlier run's file under another name. ``PPOModule`` adds it to every run.
 
     Args:
         filename: In the run's folder.

@@ -1,0 +1,57 @@
+"""The start-up review: gathers the settings of a run, and says what was found, once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from ppo_lightning.diagnostics import Advice, RunSettings, advice_text, review
+from ppo_lightning.errors import ConfigError
+
+Mode = Literal["off", "warn", "error"]
+
+
+def review_run(module: Any, mode: Mode) -> None:
+    """Review the settings of a ``PPOModule`` that is about to be fitted.
+
+    Args:
+        module: Attached to its trainer, with its networks loaded.
+        mode: ``guards.advice``.
+
+    Raises:
+        ConfigError: ``mode`` is ``error`` and something was found that is likely to hurt.
+    """
+    trainer = module.trainer
+    settings = RunSettings(
+        ppo=module.ppo,
+        kl=module.kl,
+        actor=module.actor,
+        critic=module.critic,
+        sampling=module.sampling,
+        buffer=getattr(getattr(trainer, "datamodule", None), "buffer", None),
+        precision=str(trainer.precision),
+        lora=module.policy.lora is not None,
+        shared_critic=module.critic_model.kind == "shared",
+        num_parameters=sum(p.numel() for p in module.networks.actor.parameters()),
+        planned_steps=module.planned_steps(),
+        reference_is_start=module.reference_config.path in (None, module.policy.path),
+    )
+    say(review(settings), mode)
+
+
+@rank_zero_only
+def say(found: Iterable[Advice], mode: Mode) -> None:
+    """Warn of what was found, or raise, as ``guards.advice`` says.
+
+    Raises:
+        ConfigError: ``mode`` is ``error`` and it is more than a note.
+    """
+    found = list(found)
+    if mode == "off" or not found:
+        return
+    if mode == "error" and any(advice.severity == "warning" for advice in found):
+        raise ConfigError(advice_text(found))
+    warnings.warn(advice_text(found), stacklevel=2)

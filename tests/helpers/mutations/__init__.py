@@ -1,0 +1,12 @@
+"""Faults that people have met, as small replacements in the code, for ``tests/mutate.py``.
+
+Numbers are those of ``docs/traps.md``. A replacement must fit the code in exactly one place, run
+without an error of its own, and turn one of its tests red.
+"""
+
+from tests.helpers.mutations import sampling, shaping, training
+from tests.helpers.mutations.base import Mutation, misfit
+
+MUTATIONS = (*sampling.MUTATIONS, *shaping.MUTATIONS, *training.MUTATIONS)
+
+__all__ = ["MUTATIONS", "Mutation", "misfit"]

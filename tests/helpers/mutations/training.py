@@ -1,0 +1,161 @@
+"""The update, precision, checkpoints and what a Trainer is told."""
+
+from tests.helpers.mutations.base import fault
+
+MUTATIONS = (
+    fault(
+        "T38",
+        "modules/update.py",
+        "        backward(terms.loss)\n",
+        "        objective.networks.zero_grad()\n        backward(terms.loss)\n",
+        "property/test_module_properties.py::test_the_gradient_does_not_depend_on_the_microbatches",
+    ),
+    fault(
+        "T39",
+        "modules/objective.py",
+        "mode=ppo.loss_aggregation, **counts._asdict())",
+        "mode=ppo.loss_aggregation)",
+        "property/test_module_properties.py::test_the_gradient_does_not_depend_on_the_microbatches",
+    ),
+    fault(
+        "T39",
+        "modules/update.py",
+        "tokens, sequences = (all_reduce_sum(own) / world_size()).tolist()",
+        "tokens, sequences = all_reduce_sum(own).tolist()",
+        "unit/modules/test_update.py::test_t39_averaged_gradients_of_two_ranks_are_those_of_one",
+    ),
+    fault(
+        "T40",
+        "rollout/minibatches.py",
+        "for piece in order.tensor_split(num_minibatches)]",
+        "for piece in order.split(num_responses // num_minibatches)[:num_minibatches]]",
+        "unit/rollout/test_minibatches.py::test_t40_sizes_that_do_not_divide",
+    ),
+    fault(
+        "T41",
+        "functional/losses.py",
+        "return x if clamp is None else x.clamp(-clamp, clamp)",
+        "return x",
+        "unit/functional/test_losses.py::test_t41_large_log_ratio_gives_a_bounded_loss",
+    ),
+    fault(
+        "T41",
+        "modules/update.py",
+        "bad = (~(terms.loss.isfinite() & terms.sums.isfinite().all())).double()",
+        "bad = torch.zeros((), dtype=torch.float64)",
+        "unit/modules/test_update.py::test_numbers_that_are_not_finite_come_before_the_kl",
+    ),
+    fault(
+        "T42",
+        "modules/update.py",
+        "agreed = all_reduce_sum(torch.stack([kl_sum, tokens, bad]))",
+        "agreed = torch.stack([kl_sum, tokens, bad])",
+        "unit/modules/test_update.py::test_t42_the_decision_is_made_on_the_sum_over_ranks",
+    ),
+    fault(
+        "T43",
+        "modules/trainer_checks.py",
+        "lambda t: t.gradient_clip_val is not None,",
+        "lambda t: False,",
+        "unit/modules/test_trainer_checks.py",
+    ),
+    fault(
+        "T44",
+        "functional/masking.py",
+        "return torch.float64 if x.dtype == torch.float64 else torch.float32",
+        "return x.dtype",
+        "unit/functional/test_logprobs.py::"
+        "test_t44_logprobs_of_bfloat16_are_float32_and_never_above_zero",
+        "unit/models/test_scoring.py::test_t44_bfloat16_model_of_50k_ids_gives_float32_logprobs",
+    ),
+    fault(
+        "T45",
+        "modules/trainer_checks.py",
+        'lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),',
+        "lambda t: False,",
+        "unit/modules/test_trainer_checks.py",
+    ),
+    fault(
+        "T60",
+        "functional/logprobs.py",
+        "return _pick(logprobs, ids), _entropy(",
+        "return _pick(logprobs, ids), -_pick(logprobs, ids) if entropy_grad else _entropy(",
+        "unit/functional/test_logprobs.py::"
+        "test_logprobs_and_entropy_agree_with_the_single_functions",
+    ),
+    fault(
+        "T60",
+        "modules/reporting.py",
+        '"entropy": networks.entropy,',
+        '"entropy": -networks.logprobs,',
+        "unit/modules/test_reporting.py::test_means_over_tokens_weigh_every_token_alike",
+    ),
+    fault(
+        "T51",
+        "modules/checkpoint.py",
+        '    _require_all(checkpoint["state_dict"], module)\n',
+        "",
+        "unit/modules/test_checkpoint.py::test_t51_a_missing_critic_is_named",
+    ),
+    fault(
+        "T54",
+        "models/saving.py",
+        "            plain.save_pretrained(work, state_dict=state_dict)\n",
+        "            plain.config.tie_word_embeddings = False\n"
+        "            plain.save_pretrained(work, state_dict=state_dict)\n",
+        "unit/models/test_saving.py::test_t54_tied_weights_save_load_and_move_together",
+    ),
+    fault(
+        "T55",
+        "modules/checkpoint.py",
+        'checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}',
+        'checkpoint["state_dict"] = dict(weights)',
+        "unit/modules/test_checkpoint.py::"
+        "test_t55_frozen_weights_stay_out_under_either_of_their_names",
+    ),
+    fault(
+        "T55",
+        "modules/checkpoint.py",
+        "names = module.named_parameters(remove_duplicate=False)",
+        "names = module.named_parameters()",
+        "unit/modules/test_checkpoint.py::"
+        "test_t55_frozen_weights_stay_out_under_either_of_their_names",
+    ),
+    fault(
+        "T56",
+        "modules/checkpoint.py",
+        '"complete": complete,',
+        '"complete": complete, "module": type(module),',
+        "unit/modules/test_checkpoint.py",
+    ),
+    fault(
+        "T57",
+        "modules/trainer_checks.py",
+        "    callback._save_on_train_epoch_end = True\n",
+        "",
+        "unit/modules/test_trainer_checks.py::test_t57_others_save_at_the_end_of_an_iteration",
+    ),
+    fault(
+        "T59",
+        "modules/held_out.py",
+        '"entropy": (sum(a.entropy * a.num_tokens for a in answers), tokens),',
+        '"entropy": (sum(a.entropy for a in answers), count),',
+        "unit/modules/test_held_out.py::test_t59_means_over_answers_and_means_over_tokens",
+    ),
+    fault(
+        "T62",
+        "modules/trainer_checks.py",
+        "        _whole_iteration(trainer)\n",
+        "        pass\n",
+        "unit/modules/test_trainer_checks.py",
+        "integration/test_trainer_flags.py::test_t62_fast_dev_run_is_one_whole_iteration",
+    ),
+    fault(
+        "T62",
+        "modules/ppo.py",
+        "self.stop_requested, self.trainer.should_stop = True, False",
+        "pass",
+        "integration/test_trainer_flags.py::"
+        "test_t62_a_run_stopped_inside_an_iteration_ends_it_and_can_be_resumed",
+    ),
+)
