@@ -50,7 +50,7 @@ from ppo_lightning.modules.optim import (
     clip_gradients,
     gradient_norm,
 )
-from ppo_lightning.modules.reporting import IterationLedger
+from ppo_lightning.modules.reporting import IterationLedger, log_iteration
 from ppo_lightning.modules.review import review_run, say
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
@@ -417,8 +417,7 @@ class PPOModule(HeldOutSteps):
             iteration_seconds=self.clock.elapsed,
         )
         values = {k: v for k, v in self.iteration_stats.to_log().items() if k[:4] != "val/"}
-        step = float(self.iteration_stats.iteration)
-        self.log_dict({**values, "step": step}, batch_size=1, on_step=False, on_epoch=True)
+        log_iteration(self.trainer, values, iteration=self.iteration_stats.iteration)
         self.checkpoint_complete = True
         call_listeners(self, "on_iteration_end", self.iteration_stats)
 
