@@ -23,7 +23,7 @@ def kl_estimate(
 
     With x = log p - log q: ``k1`` = x, ``k2`` = x²/2, ``k3`` = exp(-x) - 1 + x, ``abs`` = |x|.
     A single ``k1`` may well be negative. These are values to put into a reward or a metric; their
-    gradients are mostly not those of the KL (see :func:`kl_loss_per_token`).
+    gradients are mostly not those of the KL (see ``kl_loss_per_token``).
 
     Args:
         logprobs: log p of the sampled tokens, p being what sampled them. ``[B, R]`` float.

@@ -82,7 +82,7 @@ def entropy_from_logits(logits: Tensor, *, temperature: float) -> Tensor:
 def logprobs_and_entropy(
     logits: Tensor, ids: Tensor, *, temperature: float, entropy_grad: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`token_logprobs` and :func:`entropy_from_logits` with a single softmax.
+    """Compute ``token_logprobs`` and ``entropy_from_logits`` with a single softmax.
 
     Args:
         logits: ``[..., V]`` float.

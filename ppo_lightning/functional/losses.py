@@ -2,7 +2,7 @@
 
 All losses are to be minimised. Each selects the valid tokens before it computes, so whatever
 stands at padding reaches neither the loss nor a gradient, and each returns 0 there. Nothing is
-averaged before :func:`aggregate`, which divides by counts of the whole minibatch.
+averaged before ``aggregate``, which divides by counts of the whole minibatch.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def policy_loss_per_token(
         clip_high: ε above 1.
         dual_clip: Bound c > 1 on the ratio's weight where the advantage is negative: the loss is at
             most ``-c·A``. None for none.
-        log_ratio_clamp: Bound on the absolute log ratio, see :func:`log_ratio`.
+        log_ratio_clamp: Bound on the absolute log ratio, see ``log_ratio``.
 
     Returns:
-        :class:`PolicyTerms`.
+        ``PolicyTerms``.
 
     Source:
         Schulman et al. 2017, arXiv:1707.06347, eq. 7; dual clip: Ye et al. 2020, arXiv:1912.09729,
@@ -162,7 +162,7 @@ def penalty_loss_per_token(
         log_ratio_clamp: Bound on the absolute log ratio wherever it is exponentiated.
 
     Returns:
-        :class:`PenaltyTerms`.
+        ``PenaltyTerms``.
 
     Raises:
         ValueError: ``estimator`` is unknown, or ``full`` and ``kl`` do not come together.
@@ -216,7 +216,7 @@ def value_loss_per_token(
             joins ``e²`` smoothly. None for the square everywhere.
 
     Returns:
-        :class:`ValueTerms`.
+        ``ValueTerms``.
 
     Source:
         Huang et al. 2023, "The N Implementation Details of RLHF with PPO", there with the ½.

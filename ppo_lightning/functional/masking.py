@@ -27,7 +27,7 @@ def response_mask(response_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
 
     Good for responses whose recorded lengths are lost. A response that was cut by a stop string
     or by its own budget shows no end token, so rollouts record lengths and use
-    :func:`mask_from_lengths` instead.
+    ``mask_from_lengths`` instead.
 
     Args:
         response_ids: Sampled ids followed by padding of any id. ``[B, R]`` int.
@@ -87,7 +87,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Average the values where ``mask`` is True; 0 where nothing is valid.
 
     A mean of one shard: over microbatches or ranks, add sums and counts instead of averaging
-    the means (see :func:`ppo_lightning.functional.losses.aggregate`).
+    the means (see ``ppo_lightning.functional.losses.aggregate``).
 
     Args:
         x: Values, bool or int or float. ``[B, R]``.

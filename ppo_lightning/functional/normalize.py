@@ -25,7 +25,7 @@ Reduce = Callable[[Tensor], Tensor]
 class Moments:
     """Count, mean and population variance of a pool of numbers; ``Moments()`` is the empty pool.
 
-    Plain floats, so that a checkpoint can hold them. After :func:`ema_update` ``count`` is the
+    Plain floats, so that a checkpoint can hold them. After ``ema_update`` ``count`` is the
     number of batches.
     """
 

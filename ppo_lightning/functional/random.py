@@ -88,7 +88,7 @@ def hash_uniform(keys: Tensor, counters: Tensor | int) -> Tensor:
     it. All positions of a rollout can be had at once: ``hash_uniform(keys[:, None], positions)``.
 
     Args:
-        keys: From :func:`combine_keys`. ``[B]`` int64, or any shape that broadcasts.
+        keys: From ``combine_keys``. ``[B]`` int64, or any shape that broadcasts.
         counters: Token positions. An int, or int64 that broadcasts.
 
     Returns:
@@ -116,7 +116,7 @@ def inverse_cdf_sample(logits: Tensor, uniforms: Tensor) -> Tensor:
 
     Args:
         logits: Already divided by the temperature; ``-inf`` bars a token. ``[B, V]`` float.
-        uniforms: From :func:`hash_uniform`, in [0, 1). ``[B]`` float64.
+        uniforms: From ``hash_uniform``, in [0, 1). ``[B]`` float64.
 
     Returns:
         ``[B]`` int64, never a token of probability 0. Logits that hold a nan give some id in range

@@ -55,7 +55,7 @@ def approx_kl(
         logprobs: Of the policy being trained. ``[B, R]`` float.
         old_logprobs: Of the policy that sampled. ``[B, R]`` float.
         mask: Valid tokens. ``[B, R]`` bool.
-        estimator: See :func:`ppo_lightning.functional.kl.kl_estimate`.
+        estimator: See ``ppo_lightning.functional.kl.kl_estimate``.
         reduce: Adds a vector over ranks; called once.
 
     Returns:
@@ -127,7 +127,7 @@ def distinct_openings(responses: Sequence[Ids], n: int = 4) -> float:
     """Compute the number of different openings, divided by that of responses.
 
     Args:
-        responses: Token ids of each response, as in :func:`opening_share`.
+        responses: Token ids of each response, as in ``opening_share``.
         n: Tokens in an opening.
 
     Returns:

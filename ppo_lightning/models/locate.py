@@ -21,7 +21,7 @@ def local_path(path: str) -> str:
 
     Returns:
         A folder, or the hub name as it is. GGUF weights are unpacked once and kept, see
-        :func:`ppo_lightning.models.gguf.plain_folder`.
+        ``ppo_lightning.models.gguf.plain_folder``.
 
     Raises:
         ModelError: No such folder or package, or it holds no model.

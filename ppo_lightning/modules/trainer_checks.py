@@ -19,6 +19,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
     Raises:
         ConfigError: Names the setting and what to use instead.
     """
+    # Of no effect here, as an iteration is logged once; Lightning would warn of its default.
+    trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         _whole_iteration(trainer)
     for setting, is_wrong, instead in _REFUSED:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,3 +58,15 @@ def write_files(page: str | Path, folder: Path, *, model: Path) -> list[Block]:
         if block.name is not None:
             (folder / block.name).write_text(block.text, encoding="utf-8")
     return found
+
+
+@contextmanager
+def working_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make a folder the working directory, and import from it; its modules are forgotten again."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]

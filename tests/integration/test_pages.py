@@ -1,21 +1,21 @@
 """The pages of the documentation are scripts: their blocks run in order, on tiny models."""
 
 import shlex
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.helpers.cli import run_cli
-from tests.helpers.pages import ROOT, write_files
+from tests.helpers.pages import ROOT, working_in, write_files
 
 START = "docs/quickstart.md"  # its `my.yaml` is what all pages add to
 PAGES = [START, *(f"docs/how-to/{path.name}" for path in sorted((ROOT / "docs/how-to").iterdir()))]
 
 pytestmark = [
     pytest.mark.slow,
-    # What Lightning says of a resumed run's folder, and of data that has no workers.
+    # The pages are for real models, and what Lightning says of a resumed run's folder is meant.
+    pytest.mark.filterwarnings("ignore:Review of the settings"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
@@ -24,18 +24,13 @@ pytestmark = [
 @pytest.fixture
 def folder(tiny_llama_dir, tiny_reward_dir, tmp_path, monkeypatch):
     """A working directory with the models that the pages name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my-reward-model").symlink_to(tiny_reward_dir)
     critic = AutoModelForSequenceClassification.from_pretrained(tiny_llama_dir, num_labels=1)
     critic.save_pretrained(tmp_path / "critic-start")
     AutoTokenizer.from_pretrained(tiny_llama_dir).save_pretrained(tmp_path / "critic-start")
     write_files(START, tmp_path, model=tiny_llama_dir)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    with working_in(tmp_path, monkeypatch):
+        yield tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES)

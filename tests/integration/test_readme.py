@@ -1,26 +1,25 @@
 """What the README shows, runs: with a tiny model in the place of the real one."""
 
+import re
+
 import lightning.pytorch as pl
 import pytest
 
+from ppo_lightning.cli.main import HELPER_COMMANDS, TRAINER_COMMANDS
 from ppo_lightning.metrics import read_metrics
 from tests.helpers.cli import run_cli
-from tests.helpers.pages import MODEL, ROOT, blocks, write_files
+from tests.helpers.pages import MODEL, ROOT, blocks, working_in, write_files
 
-# A README keeps to what matters; of these a user hears once.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:GPU available but not used"),
-    pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers"),
-]
+# The README is for a real model.
+pytestmark = pytest.mark.filterwarnings("ignore:Review of the settings")
 
 
 @pytest.fixture
 def folder(tiny_llama_dir, tmp_path, monkeypatch):
     """A folder with the README's files, which is the working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     write_files("README.md", tmp_path, model=tiny_llama_dir)
-    return tmp_path
+    with working_in(tmp_path, monkeypatch):
+        yield tmp_path
 
 
 def test_the_python_example_trains(folder, tiny_llama_dir, capsys):
@@ -47,17 +46,13 @@ def test_the_yaml_example_and_ones_own_parts_train(folder, monkeypatch, capsys):
     assert f"0 {stats.score_mean} {stats.kl_ref}" in shown
 
 
-def test_commands_of_the_readme_exist(capsys):
+def test_commands_of_the_readme_are_all_there_are():
     [commands] = [b.text for b in blocks("README.md") if b.text.startswith("ppo-lightning fit")]
-    from ppo_lightning.cli.main import HELPER_COMMANDS, TRAINER_COMMANDS
-
     named = {line.split()[1] for line in commands.splitlines()}
     assert named == {*TRAINER_COMMANDS, *HELPER_COMMANDS}
 
 
 def test_files_that_the_readme_points_to_exist():
-    import re
-
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)#]+)\)", text)
     assert targets
