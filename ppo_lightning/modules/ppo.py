@@ -180,7 +180,10 @@ class PPOModule(HeldOutSteps):
 
     def _review_scores(self, result: RewardResult) -> None:
         """Compare the spread of the first scores with β."""
-        spread = float(result.raw[~result.dropped].std(correction=0))
+        usable = result.raw[~result.dropped]
+        if len(usable) == 0:
+            return
+        spread = float(usable.std(correction=0))
         coefficient = self.controls["kl_coef"]
         how = self.reward_pipeline.processing
         say(review_scores(spread, kl_coef=coefficient, normalize=how), self.guards.advice)

@@ -17,7 +17,7 @@ from ppo_lightning.rollout import microbatch_rows
 from ppo_lightning.rollout.experience import Reference
 from ppo_lightning.types import Experience, Sequences
 
-Decision = Literal["step", "kl_stop", "nonfinite"]
+Decision = Literal["step", "kl_stop", "nonfinite", "empty"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,8 @@ class StepReport:
     """What all ranks agree on before a step.
 
     Args:
-        decision: Take the step; stop the update (KL); or skip the step (not finite).
+        decision: Take the step; stop the update (KL); or skip the step, as a number is not finite or
+            no token is valid (momentum would move the weights without a gradient).
         kl_old: KL(old‖new) of the minibatch over all ranks, nats per token.
         actor_norm: Gradient norm of the actor before clipping.
         critic_norm: Gradient norm of the critic before clipping.
@@ -192,6 +193,8 @@ def report_of(
     decision: Decision = "step"
     if num_bad > 0:
         decision = "nonfinite"
+    elif num_tokens == 0:
+        decision = "empty"
     elif kl_limit is not None and kl_old > kl_limit:
         decision = "kl_stop"
     return StepReport(decision=decision, kl_old=kl_old, actor_norm=actor, critic_norm=critic)

@@ -63,7 +63,10 @@ def test_t10_dropout_is_off_everywhere(tmp_path, lora):
         {"kl": KLConfig(estimator="k2", placement="loss")},
         {"kl": KLConfig(estimator="full", placement="loss")},
         {"reward_processing": RewardProcessing(normalize="batch", missing_eos_penalty=0.5)},
-        {"reward_processing": RewardProcessing(mask_truncated=True)},
+        {
+            "reward_processing": RewardProcessing(mask_truncated=True),
+            "sampling": {"stop_token_ids": range(5, 35)},  # so that some do end
+        },
         {"actor": GroupConfig(lr=1e-3, warmup=2, schedule="cosine", max_grad_norm=None)},
         {"optimizer": OptimizerConfig(name="SGD", options={"momentum": 0.9})},
     ],
@@ -293,3 +296,23 @@ def test_t61_nothing_grows_from_iteration_to_iteration(tiny_llama_dir, tmp_path)
     # The test's own recorder keeps each iteration's buffer; the rest must be flat.
     growth = [b - a for a, b in itertools.pairwise(counts[2:])]
     assert len(set(growth)) == 1
+
+
+class AlwaysNaN(Reward):
+    def __call__(self, completions):
+        return [float("nan")] * len(completions)
+
+
+def test_a_buffer_of_which_nothing_is_left_moves_no_parameter(tiny_llama_dir, tmp_path):
+    module = ppo_module(
+        tiny_llama_dir,
+        rewards=[RewardTerm(name="nan", component=AlwaysNaN())],
+        reward_processing=RewardProcessing(on_nonfinite="drop"),
+        guards=GuardConfig(advice="off"),
+    )
+    module.configure_model()
+    before = parameters(module)
+    stats = fit(tmp_path, module, data_module(), enable_checkpointing=False).stats
+    assert [s.dropped_responses for s in stats] == [8, 8, 8]
+    assert [s.steps_taken for s in stats] == [0, 0, 0]
+    assert all(value.equal(dict(module.named_parameters())[n]) for n, value in before.items())
