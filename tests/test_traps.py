@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.mutations import MUTATIONS, misfit
+from tests.helpers.named import ROOT, TEST, exists, missing_tests
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "traps.md"
+TEXT = (ROOT / "docs" / "traps.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (T\d\d) (?P<cells>.*)\|$", re.MULTILINE)
-NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
-NOT_YET = {"T30", "T46", "T47", "T48"}
-# Tested, but by no small replacement in the code: see the row for why.
-NO_MUTATION = {"T21", "T49", "T50", "T53", "T58", "T61"}
 ALL = [f"T{number:02d}" for number in range(1, 63)]
-
-
-def rows() -> dict[str, str]:
-    return {match[1]: match["cells"] for match in ROW.finditer(PAGE.read_text(encoding="utf-8"))}
-
-
-@cache
-def names_in(file: Path) -> frozenset[str]:
-    """Names of the test functions of a file, found without importing it."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return frozenset(node.name for node in functions if node.name.startswith("test_"))
-
-
-def exists(file: str, name: str) -> bool:
-    path = ROOT / "tests" / file
-    return path.is_file() and name in names_in(path)
+NOT_YET = {"T30", "T46", "T47", "T48"}
+# Tested, but by no small replacement in the code.
+NO_MUTATION = {"T21", "T49", "T50", "T53", "T58", "T61"}
 
 
 def test_every_trap_has_one_row():
-    text = PAGE.read_text(encoding="utf-8")
-    assert [match[1] for match in ROW.finditer(text)] == ALL
+    assert [match[1] for match in ROW.finditer(TEXT)] == ALL
 
 
 def test_every_named_test_exists():
-    named = NAMED.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(named) > len(ALL)
-    assert [f"{file}::{name}" for file, name in named if not exists(file, name)] == []
-    assert not exists("test_traps.py", "test_that_is_not_there")
+    assert len(TEST.findall(TEXT)) > len(ALL)
+    assert missing_tests(TEXT) == []
+    assert not exists("tests", "test_traps.py", "test_that_is_not_there")
 
 
 @pytest.mark.parametrize("trap", ALL)
 def test_a_trap_has_a_test_or_is_said_to_have_none(trap):
-    cells = rows()[trap]
-    assert bool(NAMED.search(cells)) == (trap not in NOT_YET)
+    cells = next(match["cells"] for match in ROW.finditer(TEXT) if match[1] == trap)
+    assert bool(TEST.search(cells)) == (trap not in NOT_YET)
     assert ("not yet" in cells) == (trap in NOT_YET)
 
 
@@ -67,4 +44,4 @@ def test_every_mutation_fits_the_code():
     for mutation in MUTATIONS:
         for test in mutation.tests:
             file, _, name = test.removeprefix("tests/").partition("::")
-            assert not name or exists(file, name), test
+            assert not name or exists("tests", file, name), test

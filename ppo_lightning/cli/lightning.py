@@ -181,13 +181,20 @@ def run(arguments: Sequence[str]) -> None:
     prepared, files = prepare_arguments(arguments)
     # Between Lightning and the newest PyTorch; nothing that a user could mend.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_of_use)
     PPOLightningCLI(prepared, files)
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    """Whether a line of Lightning's log is about the run, and not about other products."""
-    return not record.getMessage().startswith("💡")
+_OF_NO_USE = (
+    "💡",  # advertises other products
+    "The following callbacks returned in",  # our checkpointing takes the place of the default
+    "Loading `train_dataloader` to estimate",
+)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Whether a line of Lightning's log tells a user something about the run."""
+    return not record.getMessage().startswith(_OF_NO_USE)
 
 
 def default_callbacks(command: str, given: Sequence[pl.Callback]) -> list[pl.Callback]:

@@ -103,7 +103,7 @@ def solve(
     )
     pl.seed_everything(seed, verbose=False)
     start = time.process_time()
-    silent_trainer(max_epochs=iterations).fit(module, data)
+    silent_trainer(folder, max_epochs=iterations).fit(module, data)
     cpu_seconds = time.process_time() - start
     score, explained = judge(module, problem=problem, beta=beta, family=family)
     return Outcome(
@@ -116,9 +116,10 @@ def solve(
     )
 
 
-def silent_trainer(**settings: Any) -> pl.Trainer:
-    """A trainer on one CPU that writes and prints nothing."""
+def silent_trainer(folder: Path, **settings: Any) -> pl.Trainer:
+    """A trainer on one CPU that prints nothing, and writes ``metrics.jsonl`` into ``folder``."""
     quiet = {
+        "default_root_dir": folder,
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,

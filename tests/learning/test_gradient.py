@@ -87,7 +87,7 @@ def compare(folders, family, *, aggregation="token", kl_coef=BETA, self_check="e
     settings = {"aggregation": aggregation, "kl_coef": kl_coef, "self_check": self_check}
     module, data = build(exported, off, family, **settings)
     recorder, gradients = Recorder(), Gradients()
-    silent_trainer(max_epochs=1, callbacks=[recorder, gradients]).fit(module, data)
+    silent_trainer(off, max_epochs=1, callbacks=[recorder, gradients]).fit(module, data)
     exact = make_problem(0, family).objective_gradient(policy, beta=BETA)
     scale = rescaling(recorder)
     ours = torch.cat([-scale * gradients.found[name].flatten() for name in exact])
