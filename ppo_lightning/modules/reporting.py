@@ -84,6 +84,7 @@ class IterationLedger:
         self.kl_stopped = False
         self.policy_version = 0
         self.learning_rates: dict[str, float] = {}
+        self._steps: list[tuple[Terms, StepReport]] = []
 
     def add_rollout(
         self, collected: Collected, kl_coef: float, weights: Mapping[str, float]
@@ -127,19 +128,28 @@ class IterationLedger:
         self.kl_stopped = report.decision == "kl_stop"
         if batch.is_first:
             self.first_ratio_error = float(all_reduce_max(terms.first_error))
-        if report.decision == "nonfinite":
-            self.update.add(skipped_nonfinite=1)
-            return
-        self.update.add(**dict(zip(SUMS, terms.sums.unbind(), strict=True)))
-        self.update.add(
-            ratio_max=terms.ratio_max,
-            norm_actor_max=report.actor_norm,
-            norm_critic_max=report.critic_norm,
-            grad_norm_actor=report.actor_norm,
-            grad_norm_critic=report.critic_norm,
-            norm_steps=1,
-            steps=int(report.decision == "step"),
-        )
+        self._steps.append((terms, report))
+
+    def _update_totals(self) -> dict[str, float]:
+        """Add the steps up, and reduce over ranks; once an iteration, to keep the steps lean."""
+        finite = [step for step in self._steps if step[1].decision != "nonfinite"]
+        self.update.reset()
+        self.update.add(skipped_nonfinite=len(self._steps) - len(finite))
+        if finite:
+            sums = torch.stack([terms.sums for terms, _ in finite]).sum(0)
+            actor = [report.actor_norm for _, report in finite]
+            critic = [report.critic_norm for _, report in finite]
+            self.update.add(
+                **dict(zip(SUMS, sums.unbind(), strict=True)),
+                ratio_max=torch.stack([terms.ratio_max for terms, _ in finite]).max(),
+                norm_actor_max=max(actor),
+                norm_critic_max=max(critic),
+                grad_norm_actor=sum(actor),
+                grad_norm_critic=sum(critic),
+                norm_steps=len(finite),
+                steps=sum(report.decision == "step" for _, report in finite),
+            )
+        return self.update.compute()
 
     def stats(
         self, batch: MiniBatch, *, seconds: Mapping[str, float], total: float, device: torch.device
@@ -152,7 +162,8 @@ class IterationLedger:
             total: Seconds since the iteration began.
             device: Of this rank.
         """
-        rollout, update = self.rollout_stats(), self._update_stats(batch)
+        rollout, totals = self.rollout_stats(), self._update_totals()
+        update = self._update_stats(batch, totals)
         slowest = all_reduce_max(
             torch.tensor([*seconds.values(), total, memory_gib(device)], device=device)
         ).tolist()
@@ -160,7 +171,7 @@ class IterationLedger:
             dict(zip(seconds, slowest, strict=False)),
             total=slowest[-2],
             rollout_tokens=rollout["num_tokens"],
-            update_tokens=self.update.compute()["tokens"],
+            update_tokens=totals["tokens"],
         )
         return IterationStats(
             iteration=batch.experience.iteration,
@@ -221,9 +232,8 @@ class IterationLedger:
             for name in self.components
         }
 
-    def _update_stats(self, batch: MiniBatch) -> dict[str, Any]:
+    def _update_stats(self, batch: MiniBatch, totals: Mapping[str, float]) -> dict[str, Any]:
         """Fields of ``IterationStats`` about the update, over all ranks."""
-        totals = self.update.compute()
         token = {
             "policy_loss": "policy_loss",
             "value_loss": "value_loss",

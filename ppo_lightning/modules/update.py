@@ -157,8 +157,8 @@ class StepReport:
     """What all ranks agree on before a step.
 
     Args:
-        decision: Take the step; stop the update (KL); or skip the step, as a number is not finite or
-            no token is valid (momentum would move the weights without a gradient).
+        decision: Take the step; stop the update (KL); or skip the step, as a number is not finite
+            or no token is valid (momentum would move the weights without a gradient).
         kl_old: KL(old‖new) of the minibatch over all ranks, nats per token.
         actor_norm: Gradient norm of the actor before clipping.
         critic_norm: Gradient norm of the critic before clipping.

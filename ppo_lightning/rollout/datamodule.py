@@ -18,8 +18,11 @@ from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
 from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.types import Experience, PromptBatch
 
-Prompts = PromptSource | list[str] | str
-"""A source, the prompts themselves, or a path to a ``.jsonl`` or ``.txt`` file."""
+# `str` stands before the list: jsonargparse tries them in turn, and takes the lines of a file for a
+# list of strings, so that the records of a JSONL file would become plain prompts.
+Prompts = PromptSource | str | list[str | dict[str, Any]]
+"""A source, a path to a ``.jsonl`` or ``.txt`` file, or the prompts themselves: strings, or objects
+like the lines of a ``.jsonl`` file."""
 
 _HELD_OUT = -1  # stands where training keys have the iteration
 
@@ -81,6 +84,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read and tokenise the prompts: a bad file ends the run before weights are loaded."""
         if stage == "fit":
+            self._refuse_idle_ranks()
             self.train_set = self._prompt_set(self.prompts)
         if self.val_prompts is not None:
             self.val_set = self._prompt_set(self.val_prompts)
@@ -91,6 +95,15 @@ class RolloutDataModule(pl.LightningDataModule):
         else:
             trainer: Any = self.trainer
             trainer.limit_val_batches = 0  # an empty loader would be warned about
+
+    def _refuse_idle_ranks(self) -> None:
+        trainer: Any = self.trainer
+        ranks: int = trainer.world_size
+        if self.buffer.num_responses < ranks:
+            raise ConfigError(
+                f"a buffer of {self.buffer.num_responses} responses cannot be shared by {ranks} "
+                "ranks: raise `data.init_args.buffer.num_prompts`, or use fewer devices."
+            )
 
     def _prompt_set(self, source: PromptSource) -> PromptSet:
         return PromptSet.build(

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
 from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank, rank
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import whiten
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
@@ -137,3 +138,15 @@ def test_t32_whitening_has_one_mean_over_the_ranks():
     assert first[0][0] == pytest.approx([-3 / deviation, -1 / deviation])
     assert second[0][0] == pytest.approx([1 / deviation, 3 / deviation])
     assert first[1:] == second[1:] == (1.0, True)
+
+
+def too_few_responses(model_dir, folder):
+    """One response for two ranks."""
+    data = data_module(buffer={"num_prompts": 1, "num_minibatches": 1})
+    with pytest.raises(ConfigError, match=r"1 responses cannot be shared by 2 ranks"):
+        fit(folder, ppo_module(model_dir), data, strategy="ddp", devices=2)
+    return True
+
+
+def test_t40_a_rank_without_responses_is_refused_with_the_numbers(tiny_llama_dir, tmp_path):
+    assert run_on_ranks(too_few_responses, 2, tiny_llama_dir, tmp_path) == [True, True]

@@ -71,6 +71,7 @@ def test_a_tiny_run_of_it_ends_with_the_table(monkeypatch, tmp_path, capsys):
         "model.init_args.sampling.max_new_tokens": 3,
         "model.init_args.ppo.num_update_epochs": 1,
         "model.init_args.guards.self_check": "error",
+        "model.init_args.guards.advice": "off",  # four steps are few
         "data.init_args.buffer.num_prompts": 4,
         "data.init_args.val_prompts": json.dumps(["The soup was", "My brother is"]),
     }
