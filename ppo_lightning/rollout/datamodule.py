@@ -97,8 +97,7 @@ class RolloutDataModule(pl.LightningDataModule):
             trainer.limit_val_batches = 0  # an empty loader would be warned about
 
     def _refuse_idle_ranks(self) -> None:
-        trainer: Any = self.trainer
-        ranks: int = trainer.world_size
+        ranks = world_size()
         if self.buffer.num_responses < ranks:
             raise ConfigError(
                 f"a buffer of {self.buffer.num_responses} responses cannot be shared by {ranks} "
