@@ -12,6 +12,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from tests.helpers.mutations import MUTATIONS, Mutation, misfit  # noqa: E402 (found by the path)
 
 COPIED = ("ppo_lightning", "tests", "configs", "docs", "pyproject.toml")
-TIMEOUT_SECONDS = 900
+TIMEOUT_SECONDS = 3600  # far beyond any test's own: a guard, not a measurement
 # A test that is red for one of these says nothing about the fault: the replacement is at fault.
 BROKEN = re.compile(r"\b(NameError|SyntaxError|IndentationError|ImportError)\b")
 
@@ -174,6 +175,7 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{m.trap:<8} {m.file}: {' '.join(m.tests)}" for m in chosen))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the copies would stay
     folder = Path(tempfile.mkdtemp(prefix="ppo-lightning-mutants-"))
     try:
         outcomes = run_all(chosen, folder, jobs=max(1, options.jobs))

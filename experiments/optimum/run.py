@@ -29,7 +29,9 @@ PROBLEMS, BETAS, SEEDS = (0, 1), (0.1, 0.3, 1.0), (0, 1, 2)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--problem", type=int, nargs="*", default=PROBLEMS)
     parser.add_argument("--beta", type=float, nargs="*", default=BETAS)
     parser.add_argument("--seed", type=int, nargs="*", default=SEEDS)

@@ -81,6 +81,7 @@ def panel(
         axis.plot(*zip(*points, strict=True), "o", color="tab:orange", label="held-out prompts")
     if reference is not None:
         axis.axhline(reference, color="grey", linestyle="--", linewidth=1, label="reference")
+    axis.set_xlim(0.5, len(stats) + 0.5)
     axis.set_title(title, fontsize=9)
     axis.set_xlabel("iteration", fontsize=8)
     axis.tick_params(labelsize=8)

@@ -58,7 +58,8 @@ class HeldOutSteps(pl.LightningModule):
 
     def _log_answers(self, prefix: str, found: Mapping[str, AnswerStats]) -> None:
         logged = answers_log(prefix, found) | {"step": float(self.iteration)}
-        self.log_dict(logged, batch_size=1, on_step=False, on_epoch=True)
+        # Reduced already: the mean over ranks is each rank's own value, and Lightning is content.
+        self.log_dict(logged, batch_size=1, on_step=False, on_epoch=True, sync_dist=True)
         call_listeners(self, "on_answers", self.answers)
 
     @override

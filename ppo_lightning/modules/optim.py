@@ -127,6 +127,15 @@ def advance(scheduler: Any) -> None:
         scheduler.step()
 
 
+def refresh(scheduler: LambdaLR) -> None:
+    """Set the rates anew where the schedule stands: factors may have changed since it got there."""
+    laws = zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    )
+    for group, base, law in laws:
+        group["lr"] = base * law(scheduler.last_epoch)
+
+
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> Tensor:
     """Euclidean norm of the gradients; 0 where there is none. 0-d float."""
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -49,6 +49,7 @@ from ppo_lightning.modules.optim import (
     build_scheduler,
     clip_gradients,
     gradient_norm,
+    refresh,
 )
 from ppo_lightning.modules.reporting import IterationLedger, log_iteration
 from ppo_lightning.modules.review import review_run, say
@@ -315,11 +316,14 @@ class PPOModule(HeldOutSteps):
 
     @override
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
+        scheduler: Any = self.lr_schedulers()
+        if batch.is_first:
+            refresh(scheduler)  # a callback may have asked for another rate between iterations
         working = not (self.update_stopped or self.stop_requested)
         if working and batch.epoch < int(self.controls["num_update_epochs"]):
             with self.clock.stage(self, "update"):
                 self._update(batch)
-        advance(self.lr_schedulers())
+        advance(scheduler)
         if batch.is_last:
             self._end_iteration(batch)
 

@@ -119,7 +119,11 @@ def default_checkpointing(trainer: pl.Trainer) -> list[pl.Callback]:
         return []
     return [
         ModelCheckpoint(
-            filename="{epoch}", every_n_epochs=1, save_last=True, save_on_train_epoch_end=True
+            filename="{epoch}",
+            every_n_epochs=1,
+            # Lightning keeps every file but the last from being written by `fast_dev_run`.
+            save_last=not trainer.fast_dev_run,  # type: ignore[attr-defined]
+            save_on_train_epoch_end=True,
         )
     ]
 

@@ -28,7 +28,9 @@ def exists(folder: str, file: str, name: str) -> bool:
 
 def missing_tests(text: str) -> list[str]:
     """Tests that a page names as ``file::test`` and that are not there."""
-    return [f"{file}::{name}" for file, name in TEST.findall(text) if not exists("tests", file, name)]
+    return [
+        f"{file}::{name}" for file, name in TEST.findall(text) if not exists("tests", file, name)
+    ]
 
 
 def missing_code(text: str) -> list[str]:

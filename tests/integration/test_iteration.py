@@ -18,6 +18,7 @@ from ppo_lightning.configs import (
     RewardProcessing,
 )
 from ppo_lightning.errors import UpdateError
+from ppo_lightning.modules import Request
 from ppo_lightning.rewards import Reward, RewardTerm
 from ppo_lightning.rollout import NativeEngine
 from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
@@ -316,3 +317,30 @@ def test_a_buffer_of_which_nothing_is_left_moves_no_parameter(tiny_llama_dir, tm
     assert [s.dropped_responses for s in stats] == [8, 8, 8]
     assert [s.steps_taken for s in stats] == [0, 0, 0]
     assert all(value.equal(dict(module.named_parameters())[n]) for n, value in before.items())
+
+
+class Cutter(pl.Callback):
+    """Asks for a tenth of the actor's rate after the first iteration."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        pl_module.controls.request(Request(source="test", dial="actor_lr_factor", factor=0.1))
+
+
+def test_a_rate_asked_for_between_iterations_holds_from_the_next_first_step(
+    tiny_llama_dir, tmp_path
+):
+    rates = []
+
+    class Watch(pl.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    fit(
+        tmp_path,
+        ppo_module(tiny_llama_dir),
+        data_module(),
+        max_epochs=2,
+        enable_checkpointing=False,
+        callbacks=[Watch(), Cutter()],
+    )
+    assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4)

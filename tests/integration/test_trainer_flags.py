@@ -35,6 +35,7 @@ def test_t62_fast_dev_run_is_one_whole_iteration(tiny_llama_dir, tmp_path):
     recorder = fit(tmp_path, module, data, fast_dev_run=True, max_epochs=None)
     assert [s.steps_taken for s in recorder.stats] == [4]
     assert recorder.stats[0].val_greedy is not None
+    assert not list(tmp_path.rglob("*.ckpt"))
 
 
 class StopAt(pl.Callback):

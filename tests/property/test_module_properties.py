@@ -1,4 +1,4 @@
-"""What must hold of networks and losses together, whatever is sampled: GPT-2-like and Llama-like."""
+"""What must hold of networks and losses together, whatever is sampled: both families of models."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def sampled(seed: int, *, padding: int = 0) -> Rollout:
 
     def rows(low: int, high: int) -> list[list[int]]:
         lengths = torch.randint(low, high + 1, (5,), generator=generator).tolist()
-        return [
-            torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in lengths
-        ]
+        return [torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
     return rollout_of(rows(1, 5), prompts=rows(1, 6), padding=padding)
 
@@ -175,9 +173,7 @@ def test_the_gradient_does_not_depend_on_the_microbatches(
     """T38, T39: also where the pieces are of unequal size and padding."""
     buffer = moved(buffer_of(setup, sampled(seed)), seed)
     terms, gradients = update(setup, buffer, loss_aggregation=aggregation)
-    cut_terms, cut = update(
-        setup, buffer, loss_aggregation=aggregation, microbatch_tokens=budget
-    )
+    cut_terms, cut = update(setup, buffer, loss_aggregation=aggregation, microbatch_tokens=budget)
     assert_close(cut_terms.loss, terms.loss, rtol=1e-10, atol=1e-12)
     assert_close(cut_terms.sums, terms.sums, rtol=1e-9, atol=1e-10)
     for a, b in zip(cut, gradients, strict=True):

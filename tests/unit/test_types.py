@@ -15,13 +15,11 @@ PROMPTS = [[1, 2], [3], [1, 2, 3, 4]]
 
 
 def holed(rows: list[str]) -> Sequences:
-    """Responses drawn as text: ``x`` is the policy's own, ``o`` another speaker's, ``.`` padding."""
+    """Responses as text: ``x`` is the policy's own, ``o`` another speaker's, ``.`` padding."""
     mask = torch.tensor([[c == "x" for c in row] for row in rows])
     ids = torch.arange(mask.numel()).reshape(mask.shape)
     ones = torch.ones(len(rows), 1, dtype=torch.long)
-    return Sequences(
-        prompt_ids=ones, prompt_mask=ones.bool(), response_ids=ids, response_mask=mask
-    )
+    return Sequences(prompt_ids=ones, prompt_mask=ones.bool(), response_ids=ids, response_mask=mask)
 
 
 def test_holes_are_read_and_what_follows_the_last_own_token_is_not():

@@ -143,9 +143,7 @@ def test_texts_of_responses_that_count(stats):
 def test_a_buffer_whose_responses_are_all_dropped_is_no_error():
     found = collected()
     nothing = torch.zeros_like(found.shaped.mask)
-    found = replace(
-        found, kept=nothing.any(1), shaped=replace(found.shaped, mask=nothing)
-    )
+    found = replace(found, kept=nothing.any(1), shaped=replace(found.shaped, mask=nothing))
     ledger = IterationLedger(("a", "b"))
     ledger.add_rollout(found, KL_COEF, {"a": 1.0, "b": 0.5})
     stats = ledger.rollout_stats()

@@ -170,7 +170,5 @@ def test_an_entropy_that_is_only_logged_costs_no_gradient(networks, monkeypatch)
     )
     plain = Coefficients(clip_low=0.2, clip_high=0.2, ent_coef=0.0, kl_coef=0.0, penalty_coef=1.0)
     for coefficients in (plain, replace(plain, ent_coef=0.01)):
-        accumulate_gradients(
-            minibatch(), objective, coefficients, backward=torch.Tensor.backward
-        )
+        accumulate_gradients(minibatch(), objective, coefficients, backward=torch.Tensor.backward)
     assert [kw["entropy_grad"] for kw in seen] == [False, True]

@@ -193,5 +193,5 @@ def test_no_held_out_prompts_switch_validation_off_and_nothing_else(tiny_llama_d
 def test_a_module_that_cannot_collect_is_named():
     data = RolloutDataModule(PROMPTS)
     data.trainer = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))
-    with pytest.raises(TypeError, match="`collect`.*got Linear"):
+    with pytest.raises(TypeError, match=r"`collect`.*got Linear"):
         data.setup("fit")

@@ -29,9 +29,7 @@ def build(rollout, scores, networks, *, used=None, ppo=RAW, **options):
         "iteration": 3,
     } | options
     used = torch.ones(len(scores), dtype=torch.bool) if used is None else torch.tensor(used)
-    return build_experience(
-        rollout, torch.tensor(scores), networks, used=used, ppo=ppo, **settings
-    )
+    return build_experience(rollout, torch.tensor(scores), networks, used=used, ppo=ppo, **settings)
 
 
 @pytest.mark.parametrize(
