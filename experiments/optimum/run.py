@@ -29,6 +29,7 @@ PROBLEMS, BETAS, SEEDS = (0, 1), (0.1, 0.3, 1.0), (0, 1, 2)
 
 
 def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -129,10 +129,8 @@ def advance(scheduler: Any) -> None:
 
 def refresh(scheduler: LambdaLR) -> None:
     """Set the rates anew where the schedule stands: factors may have changed since it got there."""
-    laws = zip(
-        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-    )
-    for group, base, law in laws:
+    groups = scheduler.optimizer.param_groups
+    for group, base, law in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
         group["lr"] = base * law(scheduler.last_epoch)
 
 
