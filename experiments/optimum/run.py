@@ -3,7 +3,7 @@
     python experiments/optimum/run.py                 # all runs, about ten minutes on one core
     python experiments/optimum/run.py --beta 0.3 --problem 0 --seed 0
 
-Results are appended to ``results.jsonl`` in the output folder; runs that are there are not repeated.
+Results are appended to ``results.jsonl`` in the output folder; what is there is not run again.
 """
 
 from __future__ import annotations

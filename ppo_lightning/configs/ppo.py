@@ -39,7 +39,7 @@ class PPOConfig:
         ent_coef: Weight of the entropy bonus.
         loss_aggregation: ``token`` averages over valid tokens, ``sequence`` over responses' means.
         microbatch_tokens: Most tokens, padding and prompt included, in one forward and backward;
-            None takes a minibatch whole.
+            None takes a minibatch whole. Passes without gradient keep to it too, or to 8192 tokens.
     """
 
     objective: Literal["clip", "penalty"] = "clip"

@@ -15,9 +15,9 @@ from ppo_lightning.configs import SamplingConfig, ValidationConfig
 from ppo_lightning.distributed import all_reduce_sum
 from ppo_lightning.functional import combine_keys, distinct_openings, repeated_ngram_fraction
 from ppo_lightning.metrics import AnswerStats, metric_specs
-from ppo_lightning.models import ActorCritic, PolicyOutput, ReferencePolicy
+from ppo_lightning.models import ActorCritic, ReferencePolicy
 from ppo_lightning.rewards import Reward, RewardPipeline, scores_of
-from ppo_lightning.rollout import RolloutEngine, StopRules, completions_of
+from ppo_lightning.rollout import RolloutEngine, StopRules, completions_of, score_in_parts
 from ppo_lightning.types import PromptBatch, Rollout, Sequences
 
 Writer = Literal["policy", "reference"]
@@ -62,6 +62,10 @@ class Answer:
     repeated_bigrams: float
     response_ids: tuple[int, ...] = ()
 
+    def to(self, *_: Any, **__: Any) -> Answer:
+        """Return itself: it holds no tensors, and Lightning moves what ``predict_step`` returns."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
@@ -76,6 +80,7 @@ class HeldOut:
         tokenizer: Decodes ids.
         stops: When an answer ends.
         sampling: Settings of the answers.
+        max_tokens: Budget of a scoring pass, padding included; None takes the default.
         precision: Context of a forward pass in the run's precision.
     """
 
@@ -87,6 +92,7 @@ class HeldOut:
     tokenizer: Any
     stops: StopRules
     sampling: SamplingConfig
+    max_tokens: int | None
     precision: Callable[[], AbstractContextManager[None]]
 
     def answers(
@@ -110,14 +116,14 @@ class HeldOut:
     def _answer(self, prompts: PromptBatch, writer: Writer, mode: Mode) -> list[Answer]:
         with torch.no_grad(), self.precision():
             rollout = self._generate(prompts, writer, greedy=mode == "greedy")
-            ours, theirs = self._network_outputs(rollout.sequences, writer)
+            scores = self._token_scores(rollout.sequences, writer)
         completions = completions_of(rollout, self.tokenizer)
         components = self.rewards.components(completions)
         score = self.rewards.weighted_sum(components).tolist()
         gold: Sequence[float | None] = [None] * len(score)
         if self.gold is not None:
             gold = scores_of(self.gold, "gold", completions).tolist()
-        per_token = _row_sums(rollout, ours, theirs)
+        per_token = _row_sums(rollout, scores)
         return [
             Answer(
                 number=int(prompts.indices[row]),
@@ -155,25 +161,31 @@ class HeldOut:
         with self.reference.causal_lm() as model:
             return run(model)
 
-    def _network_outputs(
-        self, sequences: Sequences, writer: Writer
-    ) -> tuple[PolicyOutput, PolicyOutput]:
-        """(writer's output with entropy, reference's output)."""
+    def _token_scores(self, sequences: Sequences, writer: Writer) -> dict[str, Tensor]:
+        """Writer's log-probs and entropy, and the reference's log-probs. ``[B, R]`` each."""
         temperature = self.sampling.temperature
-        theirs = self.reference.logprobs(sequences, temperature=temperature, entropy=True)
-        if writer == "reference":
-            return theirs, theirs
-        return self.networks(sequences, temperature=temperature, values=False), theirs
+
+        def score(part: Sequences) -> dict[str, Tensor | None]:
+            theirs = self.reference.logprobs(part, temperature=temperature, entropy=True)
+            ours = theirs
+            if writer == "policy":
+                ours = self.networks(part, temperature=temperature, values=False)
+            return {
+                "logprobs": ours.logprobs,
+                "entropy": ours.entropy,
+                "ref_logprobs": theirs.logprobs,
+            }
+
+        return score_in_parts(sequences, score, max_tokens=self.max_tokens)
 
 
-def _row_sums(rollout: Rollout, ours: PolicyOutput, theirs: PolicyOutput) -> dict[str, list[float]]:
+def _row_sums(rollout: Rollout, scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """KL of each answer, and its means over tokens."""
     lengths = rollout.response_mask.sum(1).clamp(min=1)
-    assert ours.entropy is not None
-    table: dict[str, Tensor] = {
-        "kl_ref": (ours.logprobs - theirs.logprobs).sum(1),
-        "ref_logprob": theirs.logprobs.sum(1) / lengths,
-        "entropy": ours.entropy.sum(1) / lengths,
+    table = {
+        "kl_ref": (scores["logprobs"] - scores["ref_logprobs"]).sum(1),
+        "ref_logprob": scores["ref_logprobs"].sum(1) / lengths,
+        "entropy": scores["entropy"].sum(1) / lengths,
     }
     return {name: values.tolist() for name, values in table.items()}
 

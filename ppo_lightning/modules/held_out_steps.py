@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import lightning.pytorch as pl
+from torch import Tensor
 from typing_extensions import override
 
 from ppo_lightning.configs import ValidationConfig
@@ -29,7 +30,7 @@ class HeldOutSteps(pl.LightningModule):
         self.clock = StageClock()
         self.iteration_stats: IterationStats | None = None
         self.answers: list[Answer] = []
-        self._reference_answers: dict[int, list[Answer]] = {}
+        self._reference_answers: dict[tuple[bytes, bytes], list[Answer]] = {}
 
     @property
     @abstractmethod
@@ -44,17 +45,18 @@ class HeldOutSteps(pl.LightningModule):
     def frozen_to_device(self) -> None:
         """Bring what is no submodule to the module's device."""
 
-    def _answers(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:
+    def _answers(self, batch: PromptBatch) -> list[Answer]:
         """The policy's answers, and the reference's, which are made once."""
         if len(batch) == 0:
             return []
         held_out = self.held_out()
-        if batch_idx not in self._reference_answers:
-            self._reference_answers[batch_idx] = held_out.answers(
+        asked = (_bytes_of(batch.prompt_ids), _bytes_of(batch.keys))
+        if asked not in self._reference_answers:
+            self._reference_answers[asked] = held_out.answers(
                 batch, writer="reference", config=self.validation
             )
         own = held_out.answers(batch, writer="policy", config=self.validation)
-        return own + self._reference_answers[batch_idx]
+        return own + self._reference_answers[asked]
 
     def _log_answers(self, prefix: str, found: Mapping[str, AnswerStats]) -> None:
         logged = answers_log(prefix, found) | {"step": float(self.iteration)}
@@ -70,7 +72,7 @@ class HeldOutSteps(pl.LightningModule):
     @override
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         with self.clock.stage(self, "validation"):
-            self.answers += self._answers(batch, batch_idx)
+            self.answers += self._answers(batch)
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -100,3 +102,7 @@ class HeldOutSteps(pl.LightningModule):
         if len(batch) == 0:
             return []
         return self.held_out().answers(batch, writer="policy", config=self.validation)
+
+
+def _bytes_of(ids: Tensor) -> bytes:
+    return ids.cpu().numpy().tobytes()

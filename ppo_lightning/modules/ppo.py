@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,8 +25,8 @@ from ppo_lightning.configs import (
     ValidationConfig,
 )
 from ppo_lightning.diagnostics import review_scores
-from ppo_lightning.functional import adapted_penalty_coef
-from ppo_lightning.metrics import IterationStats
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank
+from ppo_lightning.functional import adapted_penalty_coef, moments
 from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
@@ -55,7 +56,7 @@ from ppo_lightning.modules.reporting import IterationLedger, log_iteration
 from ppo_lightning.modules.review import review_run, say
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
-from ppo_lightning.modules.update import Objective, accumulate_gradients, report_of
+from ppo_lightning.modules.update import Objective, accumulate_gradients, kl_old_of, report_of
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardResult, RewardTerm
 from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
 from ppo_lightning.types import Experience, MiniBatch, PromptBatch
@@ -181,10 +182,11 @@ class PPOModule(HeldOutSteps):
 
     def _review_scores(self, result: RewardResult) -> None:
         """Compare the spread of the first scores with β."""
-        usable = result.raw[~result.dropped]
-        if len(usable) == 0:
+        usable = ~result.dropped
+        scores = moments(result.raw, usable, reduce=all_reduce_sum)
+        if scores.count == 0:
             return
-        spread = float(usable.std(correction=0))
+        spread = math.sqrt(scores.var)
         coefficient = self.controls["kl_coef"]
         how = self.reward_pipeline.processing
         say(review_scores(spread, kl_coef=coefficient, normalize=how), self.guards.advice)
@@ -225,6 +227,7 @@ class PPOModule(HeldOutSteps):
             tokenizer=self.tokenizer,
             stops=self._stops(),
             sampling=self.sampling,
+            max_tokens=self.ppo.microbatch_tokens,
             precision=self.trainer.precision_plugin.forward_context,
         )
 
@@ -309,7 +312,7 @@ class PPOModule(HeldOutSteps):
     @override
     def on_fit_start(self) -> None:
         self.frozen_to_device()
-        if self.controls.iteration == 0:
+        if self.trainer.current_epoch == 0:
             review_run(self, self.guards.advice)
 
     # ------------------------------------------------------------------ the update
@@ -329,10 +332,14 @@ class PPOModule(HeldOutSteps):
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
-        """Carry a request to stop to the end of the iteration; what is left of it is skipped."""
+        """Carry a request to stop to the end of the iteration; what is left of it is skipped.
+
+        Any rank's request is all ranks': one that went on alone would wait for the others forever.
+        """
+        asked = any_rank(self.trainer.should_stop, self.device)
         if batch.is_last:
-            self.trainer.should_stop = self.trainer.should_stop or self.stop_requested
-        elif self.trainer.should_stop:
+            self.trainer.should_stop = asked or self.stop_requested
+        elif asked:
             self.stop_requested, self.trainer.should_stop = True, False
 
     def _update(self, batch: MiniBatch) -> None:
@@ -345,7 +352,7 @@ class PPOModule(HeldOutSteps):
         norms = {name: gradient_norm(parameters) for name, parameters in groups.items()}
         report = report_of(terms, norms["actor"], norms["critic"], kl_limit=self.ppo.kl_limit)
         if batch.is_first:
-            self.self_check(terms.first_error, self._compute_dtype())
+            self.self_check(all_reduce_max(terms.first_error), self._compute_dtype())
         if report.decision == "step":
             for name, config in (("actor", self.actor), ("critic", self.critic)):
                 clip_gradients(groups[name], max_norm=config.max_grad_norm, norm=norms[name])
@@ -386,11 +393,10 @@ class PPOModule(HeldOutSteps):
 
     def _end_iteration(self, batch: MiniBatch) -> None:
         """Reduce what was measured; validation joins it, callbacks act on it."""
-        stats = self.ledger.stats(
-            batch, seconds=self.clock.seconds, total=self.clock.elapsed, device=self.device
-        )
+        stats = self.ledger.stats(batch)
         self.iteration_stats = replace(
             stats,
+            **self._times(),
             kl_coef=self.controls["kl_coef"],
             clip_range=self.controls["clip_range"],
             optimizer_steps=float(self.global_step),
@@ -398,19 +404,28 @@ class PPOModule(HeldOutSteps):
             dual_clip_fraction=self._only(self.ppo.dual_clip is not None, stats.dual_clip_fraction),
             kl_loss=self._only(self.kl.placement == "loss", stats.kl_loss),
         )
-        self._adapt_penalty(self.iteration_stats)
+        if self.ppo.objective == "penalty":
+            self._adapt_penalty(batch)
         call_listeners(self, "on_update_end", self.iteration_stats)
+
+    def _times(self) -> dict[str, Any]:
+        return self.ledger.time_stats(
+            self.clock.seconds, total=self.clock.elapsed, device=self.device
+        )
 
     @staticmethod
     def _only(measured: bool, value: float | None) -> float | None:
         return value if measured else None
 
-    def _adapt_penalty(self, stats: IterationStats) -> None:
-        """PPO-Penalty's own law: its coefficient follows KL(old‖new)."""
-        if self.ppo.objective != "penalty" or stats.kl_old is None:
-            return
+    def _adapt_penalty(self, batch: MiniBatch) -> None:
+        """PPO-Penalty's own law: its coefficient follows KL(old‖new) *after* the update.
+
+        Measured on the last minibatch, a chance sample of the buffer.
+        """
+        with torch.no_grad(), self.trainer.precision_plugin.forward_context():
+            kl = kl_old_of(batch.experience, self._objective(), self._coefficients())
         adapted = adapted_penalty_coef(
-            self.controls["penalty_coef"], stats.kl_old, target=self.ppo.penalty_target
+            self.controls["penalty_coef"], kl, target=self.ppo.penalty_target
         )
         request = Request(source="PPO-Penalty", dial="penalty_coef", value=float(adapted))
         self.controls.request(request)
@@ -418,11 +433,7 @@ class PPOModule(HeldOutSteps):
     @override
     def on_train_epoch_end(self) -> None:
         assert self.iteration_stats is not None
-        self.iteration_stats = replace(
-            self.iteration_stats,
-            validation_seconds=self.clock.seconds.get("validation"),
-            iteration_seconds=self.clock.elapsed,
-        )
+        self.iteration_stats = replace(self.iteration_stats, **self._times())
         values = {k: v for k, v in self.iteration_stats.to_log().items() if k[:4] != "val/"}
         log_iteration(self.trainer, values, iteration=self.iteration_stats.iteration)
         self.checkpoint_complete = True

@@ -21,11 +21,13 @@ from ppo_lightning.functional import (
 from ppo_lightning.metrics import ComponentStats, IterationStats, Sums, deviation, quotient
 from ppo_lightning.modules.collection import Collected
 from ppo_lightning.modules.objective import SUMS, Terms
+from ppo_lightning.modules.stages import STAGES
 from ppo_lightning.modules.update import StepReport
 from ppo_lightning.types import MiniBatch
 
 _PER_RESPONSE = (
     "responses",
+    "sampled",
     "length",
     "score",
     "score_squared",
@@ -83,6 +85,7 @@ class IterationLedger:
         self.kl_old_last: float | None = None
         self.kl_stopped = False
         self.policy_version = 0
+        self.sampled_tokens = self.updated_tokens = 0.0
         self.learning_rates: dict[str, float] = {}
         self._steps: list[tuple[Terms, StepReport]] = []
 
@@ -151,35 +154,39 @@ class IterationLedger:
             )
         return self.update.compute()
 
-    def stats(
-        self, batch: MiniBatch, *, seconds: Mapping[str, float], total: float, device: torch.device
-    ) -> IterationStats:
+    def stats(self, batch: MiniBatch) -> IterationStats:
         """Reduce the totals over all ranks.
 
         Args:
             batch: The last minibatch of the iteration.
-            seconds: Spent so far, by stage.
+        """
+        rollout, totals = self.rollout_stats(), self._update_totals()
+        self.sampled_tokens, self.updated_tokens = rollout.pop("sampled"), totals["tokens"]
+        update = self._update_stats(batch, totals)
+        return IterationStats(iteration=batch.experience.iteration, **rollout, **update)
+
+    def time_stats(
+        self, seconds: Mapping[str, float], *, total: float, device: torch.device
+    ) -> dict[str, Any]:
+        """Fields of ``IterationStats`` about time and memory, of the slowest and largest rank.
+
+        Args:
+            seconds: Spent by this rank so far, by stage.
             total: Seconds since the iteration began.
             device: Of this rank.
         """
-        rollout, totals = self.rollout_stats(), self._update_totals()
-        update = self._update_stats(batch, totals)
-        slowest = all_reduce_max(
-            torch.tensor([*seconds.values(), total, memory_gib(device)], device=device)
+        own = [*(seconds.get(stage, 0.0) for stage in STAGES), total, memory_gib(device)]
+        *stages, whole, memory = all_reduce_max(
+            torch.tensor(own, dtype=torch.float64, device=device)
         ).tolist()
-        times = time_stats(
-            dict(zip(seconds, slowest, strict=False)),
-            total=slowest[-2],
-            rollout_tokens=rollout["num_tokens"],
-            update_tokens=totals["tokens"],
+        slowest = {name: spent for name, spent in zip(STAGES, stages, strict=True) if spent}
+        times = time_fields(
+            slowest,
+            total=whole,
+            rollout_tokens=self.sampled_tokens,
+            update_tokens=self.updated_tokens,
         )
-        return IterationStats(
-            iteration=batch.experience.iteration,
-            memory_gib=slowest[-1],
-            **rollout,
-            **update,
-            **times,
-        )
+        return {**times, "memory_gib": memory}
 
     def rollout_stats(self) -> dict[str, Any]:
         """Fields of ``IterationStats`` about the buffer, over all ranks."""
@@ -218,6 +225,7 @@ class IterationLedger:
             "dropped_responses": totals["dropped"],
             "num_responses": totals["responses"] + totals["dropped"],
             "num_tokens": totals["tokens"],
+            "sampled": totals["sampled"],
             "explained_variance": self.explained_variance,
             "policy_version": float(self.policy_version),
             "components": self._component_stats(totals),
@@ -280,6 +288,7 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
     penalty = kl_coef * networks.kl.double().sum(1)
     totals: dict[str, Tensor | float] = {
         "responses": kept.sum(),
+        "sampled": lengths.sum(),
         "length": lengths[kept].sum(),
         "dropped": (~kept).sum(),
         "score": score[kept].sum(),
@@ -330,7 +339,7 @@ def _token_totals(collected: Collected) -> dict[str, Tensor | float]:
     }
 
 
-def time_stats(
+def time_fields(
     seconds: Mapping[str, float], *, total: float, rollout_tokens: float, update_tokens: float
 ) -> dict[str, Any]:
     """Fields of ``IterationStats`` about time, of the slowest rank.
@@ -341,9 +350,8 @@ def time_stats(
         rollout_tokens: Sampled, all ranks.
         update_tokens: Response tokens that the update worked on, all ranks.
     """
-    names = ("rollout", "reward", "scoring", "update", "validation")
-    known: dict[str, Any] = {f"{name}_seconds": seconds[name] for name in names if name in seconds}
-    busy = sum(seconds.get(name, 0.0) for name in names if name != "reward")
+    known: dict[str, Any] = {f"{name}_seconds": spent for name, spent in seconds.items()}
+    busy = sum(spent for name, spent in seconds.items() if name != "reward")
     known |= {"iteration_seconds": total, "device_idle_share": max(0.0, 1 - busy / total)}
     if seconds.get("rollout"):
         known["rollout_tokens_per_second"] = rollout_tokens / seconds["rollout"]
@@ -360,6 +368,9 @@ def memory_gib(device: torch.device) -> float:
     return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
+_SECTIONS = ("rollout/", "update/", "time/", "run/")
+
+
 def log_iteration(trainer: Any, values: Mapping[str, float], *, iteration: int) -> None:
     """Hand an iteration's numbers to all loggers, and to callbacks that monitor one of them.
 
@@ -374,4 +385,8 @@ def log_iteration(trainer: Any, values: Mapping[str, float], *, iteration: int) 
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=iteration)
         logger.save()
-    trainer.callback_metrics.update({k: torch.tensor(value) for k, value in values.items()})
+    monitored = trainer.callback_metrics
+    for name in [name for name in monitored if name.startswith(_SECTIONS)]:
+        if name not in values:  # not measured this time: no callback may act on an older value
+            del monitored[name]
+    monitored.update({k: torch.tensor(value) for k, value in values.items()})

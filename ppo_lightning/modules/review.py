@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from lightning.pytorch.utilities import rank_zero_only
-
 from ppo_lightning.diagnostics import Advice, RunSettings, advice_text, review
+from ppo_lightning.distributed import rank
 from ppo_lightning.errors import ConfigError
 
 Mode = Literal["off", "warn", "error"]
@@ -42,9 +41,10 @@ def review_run(module: Any, mode: Mode) -> None:
     say(review(settings), mode)
 
 
-@rank_zero_only
 def say(found: Iterable[Advice], mode: Mode) -> None:
-    """Warn of what was found, or raise, as ``guards.advice`` says.
+    """Warn of what was found, or raise, as ``guards.advice`` says; to be called on all ranks.
+
+    All find the same, so all raise or none does; the warning is the first rank's.
 
     Raises:
         ConfigError: ``mode`` is ``error`` and it is more than a note.
@@ -54,4 +54,5 @@ def say(found: Iterable[Advice], mode: Mode) -> None:
         return
     if mode == "error" and any(advice.severity == "warning" for advice in found):
         raise ConfigError(advice_text(found))
-    warnings.warn(advice_text(found), stacklevel=2)
+    if rank() == 0:
+        warnings.warn(advice_text(found), stacklevel=2)

@@ -101,6 +101,20 @@ def accumulate_gradients(
     return Terms(loss, sums, ratio_max, first_error)
 
 
+@torch.no_grad()
+def kl_old_of(minibatch: Experience, objective: Objective, coefficients: Coefficients) -> float:
+    """Measure KL(old‖new) on a minibatch with the current weights, over all ranks.
+
+    Returns:
+        Nats per token; 0 where no token is valid.
+    """
+    sums = torch.zeros(len(SUMS), dtype=torch.float64, device=minibatch.old_logprobs.device)
+    for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
+        sums = sums + objective.microbatch(microbatch, coefficients, Counts(1.0, 1.0)).sums
+    kl_sum, tokens = all_reduce_sum(sums[[SUMS.index("kl_old"), SUMS.index("tokens")]]).tolist()
+    return kl_sum / tokens if tokens else 0.0
+
+
 def microbatches(minibatch: Experience, max_tokens: int | None) -> list[Experience]:
     """Cut a minibatch by its token budget, into equally many pieces on every rank.
 

@@ -7,6 +7,7 @@ from ppo_lightning.rollout.experience import (
     NetworkScores,
     ShapedRollout,
     build_experience,
+    score_in_parts,
     score_with_networks,
 )
 from ppo_lightning.rollout.loader import RolloutLoader
@@ -34,5 +35,6 @@ __all__ = [
     "microbatch_rows",
     "minibatch_rows",
     "save_buffer",
+    "score_in_parts",
     "score_with_networks",
 ]

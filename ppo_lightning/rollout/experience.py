@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,22 +89,54 @@ def score_with_networks(
         estimator: Of the KL, see ``KLConfig``.
         max_tokens: Token budget of a microbatch.
     """
-    shape = sequences.response_mask.shape
-    names = ("logprobs", "entropy", "values", "ref_logprobs", "kl", "final_values")
-    columns: dict[str, Tensor] = {}
-    for rows in microbatch_rows(sequences, max_tokens=max_tokens):
-        part = sequences.select(rows).trimmed()
-        whole = estimator == "full"
-        with torch.no_grad():
-            ours = networks(part, temperature=temperature, logits=whole)
+    whole = estimator == "full"
+
+    def score(part: Sequences) -> dict[str, Tensor | None]:
+        ours = networks(part, temperature=temperature, logits=whole)
         theirs = reference.logprobs(part, temperature=temperature, logits=whole)
         kl = _kl(ours, theirs, part.response_mask, temperature=temperature, estimator=estimator)
-        parts = (*ours[:3], theirs.logprobs, kl, ours.final_values)
-        for name, value in zip(names, parts, strict=True):
+        return {
+            "logprobs": ours.logprobs,
+            "entropy": ours.entropy,
+            "values": ours.values,
+            "ref_logprobs": theirs.logprobs,
+            "kl": kl,
+            "final_values": ours.final_values,
+        }
+
+    return NetworkScores(**score_in_parts(sequences, score, max_tokens=max_tokens))
+
+
+SCORING_TOKENS = 8192
+"""Most tokens of a pass without gradient where no budget is set: logits of all are kept at once."""
+
+
+@torch.no_grad()
+def score_in_parts(
+    sequences: Sequences,
+    score: Callable[[Sequences], Mapping[str, Tensor | None]],
+    *,
+    max_tokens: int | None,
+) -> dict[str, Tensor]:
+    """Score sequences of similar length together, within a budget of tokens.
+
+    Args:
+        sequences: B rows.
+        score: Maps some rows, trimmed, to ``[N, R']`` or ``[N]`` tensors by name.
+        max_tokens: Most tokens in a pass, padding included; None takes ``SCORING_TOKENS``.
+
+    Returns:
+        ``[B, R]`` or ``[B]`` by name, 0 where ``score`` said nothing.
+    """
+    shape = sequences.response_mask.shape
+    columns: dict[str, Tensor] = {}
+    for rows in microbatch_rows(sequences, max_tokens=max_tokens or SCORING_TOKENS):
+        for name, value in score(sequences.select(rows).trimmed()).items():
+            assert value is not None
             column = columns.setdefault(name, value.new_zeros(shape[: value.dim()]))
             into = column[:, : value.shape[1]] if value.dim() > 1 else column
             into[rows.to(value.device)] = value
-    return NetworkScores(**columns)
+    return columns
 
 
 def _kl(

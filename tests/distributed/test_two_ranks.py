@@ -3,11 +3,12 @@
 import os
 from dataclasses import replace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch.testing import assert_close
 
-from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
+from ppo_lightning.configs import GroupConfig, GuardConfig, LoraConfig, OptimizerConfig
 from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank, rank
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import whiten
@@ -150,3 +151,39 @@ def too_few_responses(model_dir, folder):
 
 def test_t40_a_rank_without_responses_is_refused_with_the_numbers(tiny_llama_dir, tmp_path):
     assert run_on_ranks(too_few_responses, 2, tiny_llama_dir, tmp_path) == [True, True]
+
+
+class StopOnOneRank(pl.Callback):
+    """A callback that forgets the other ranks."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_rank == 0 and batch.step == 1:
+            trainer.should_stop = True
+
+
+def stopped_by_one_rank(model_dir, folder):
+    recorder = fit(
+        folder,
+        ppo_module(model_dir),
+        data_module(),
+        strategy="ddp",
+        devices=2,
+        enable_checkpointing=False,
+        callbacks=[StopOnOneRank()],
+    )
+    return [s.steps_taken for s in recorder.stats]
+
+
+def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(tiny_llama_dir, tmp_path):
+    assert run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path) == [[2.0], [2.0]]
+
+
+def strict_review(model_dir, folder):
+    module = ppo_module(model_dir, guards=GuardConfig(advice="error"), ppo={"num_update_epochs": 9})
+    with pytest.raises(ConfigError, match="num_update_epochs"):
+        fit(folder, module, data_module(), strategy="ddp", devices=2)
+    return True
+
+
+def test_a_strict_review_ends_all_ranks_with_its_message(tiny_llama_dir, tmp_path):
+    assert run_on_ranks(strict_review, 2, tiny_llama_dir, tmp_path) == [True, True]

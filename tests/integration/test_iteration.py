@@ -344,3 +344,17 @@ def test_a_rate_asked_for_between_iterations_holds_from_the_next_first_step(
         callbacks=[Watch(), Cutter()],
     )
     assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4)
+
+
+def test_the_penalty_coefficient_follows_the_kl_after_the_update(tiny_llama_dir, tmp_path):
+    """One step an iteration: before it the KL is 0, after it far above the target."""
+    module = ppo_module(
+        tiny_llama_dir,
+        ppo={"objective": "penalty", "num_update_epochs": 1, "penalty_target": 1e-6},
+        actor=GroupConfig(lr=1e-2),
+    )
+    data = data_module(buffer={"num_minibatches": 1})
+    stats = fit(tmp_path, module, data, enable_checkpointing=False).stats
+    assert [s.kl_old for s in stats] == pytest.approx([0, 0, 0], abs=1e-6)
+    assert [s.penalty_coef for s in stats] == [1, 2, 4]
+    assert module.controls["penalty_coef"] == 8

@@ -9,7 +9,7 @@ import torch
 
 from ppo_lightning.modules.collection import Collected
 from ppo_lightning.modules.objective import SUMS, Terms
-from ppo_lightning.modules.reporting import IterationLedger, time_stats
+from ppo_lightning.modules.reporting import IterationLedger, time_fields
 from ppo_lightning.modules.update import StepReport
 from ppo_lightning.rewards import RewardResult
 from ppo_lightning.rollout import ShapedRollout, completions_of
@@ -184,7 +184,8 @@ class Steps:
 
     def stats(self):
         last = self.batch(self.per_pass * self.passes - 1)
-        return self.ledger.stats(last, seconds={"update": 2.0}, total=4.0, device=CPU)
+        found = self.ledger.stats(last)
+        return replace(found, **self.ledger.time_stats({"update": 2.0}, total=4.0, device=CPU))
 
 
 def test_update_means_are_over_tokens_of_every_minibatch_worked_on():
@@ -231,7 +232,7 @@ def test_each_iteration_starts_from_nothing():
 
 def test_device_idle_share_is_what_no_stage_but_the_reward_explains():
     seconds = {"rollout": 4.0, "reward": 3.0, "scoring": 1.0, "update": 3.0}
-    found = time_stats(seconds, total=16.0, rollout_tokens=80.0, update_tokens=60.0)
+    found = time_fields(seconds, total=16.0, rollout_tokens=80.0, update_tokens=60.0)
     assert found["device_idle_share"] == 0.5
     assert found["rollout_tokens_per_second"] == 20.0
     assert found["update_tokens_per_second"] == 20.0
