@@ -22,6 +22,7 @@ __all__ = [
     "read_json",
     "read_jsonl",
     "read_text",
+    "set_aside",
     "write_json_atomic",
     "write_text_atomic",
 ]
@@ -136,6 +137,21 @@ def append_jsonl(path: StrPath, record: Mapping[str, Any]) -> None:
     """Append one record to a JSONL file; see `JsonlWriter` for many."""
     with JsonlWriter(path) as writer:
         writer.write(record)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Keep a file under another name: ``name.ext`` becomes ``name.1.ext``, or the next free number.
+
+    Returns:
+        The other name; None if there is no such file.
+    """
+    if not path.exists():
+        return None
+    number = 1
+    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(target)
+    return target
 
 
 class JsonlWriter:

@@ -3,7 +3,6 @@
 from ppo_lightning.callbacks.before_after import BeforeAfter
 from ppo_lightning.callbacks.comparison import Change, changes_of, changes_table, pair_answers
 from ppo_lightning.callbacks.dump_buffers import DumpBuffers
-from ppo_lightning.callbacks.folder import set_aside
 from ppo_lightning.callbacks.predictions import PredictionWriter
 from ppo_lightning.callbacks.progress import StageProgress
 from ppo_lightning.callbacks.samples import SampleTexts
@@ -21,5 +20,4 @@ __all__ = [
     "changes_table",
     "pair_answers",
     "run_folder",
-    "set_aside",
 ]

@@ -20,10 +20,10 @@ from ppo_lightning.callbacks.comparison import (
     pair_answers,
     texts_of,
 )
-from ppo_lightning.callbacks.folder import gathered, set_aside
 from ppo_lightning.callbacks.records import finite
 from ppo_lightning.callbacks.samples import as_markdown, side_by_side
-from ppo_lightning.io import write_json_atomic, write_text_atomic
+from ppo_lightning.distributed import gather_objects
+from ppo_lightning.io import set_aside, write_json_atomic, write_text_atomic
 from ppo_lightning.modules import Answer
 from ppo_lightning.modules.metrics_file import run_folder
 from ppo_lightning.modules.reporting import memory_gib
@@ -98,7 +98,7 @@ class BeforeAfter(pl.Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        folder, pairs = run_folder(trainer), pair_answers(gathered(list(self._answers)))
+        folder, pairs = run_folder(trainer), pair_answers(gather_objects(list(self._answers)))
         if not trainer.is_global_zero or not pairs:
             return
         summary = self._summary(pairs, pl_module)

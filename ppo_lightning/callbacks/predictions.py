@@ -10,9 +10,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from ppo_lightning.callbacks.folder import gathered, set_aside
 from ppo_lightning.callbacks.records import as_jsonl
-from ppo_lightning.io import write_text_atomic
+from ppo_lightning.distributed import gather_objects
+from ppo_lightning.io import set_aside, write_text_atomic
 from ppo_lightning.modules import Answer
 from ppo_lightning.modules.metrics_file import run_folder
 
@@ -50,7 +50,7 @@ class PredictionWriter(pl.Callback):
     @override
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         folder = run_folder(trainer)
-        answers = gathered(self._answers)
+        answers = gather_objects(self._answers)
         if not trainer.is_global_zero or not answers:
             return
         path = folder / "predictions.jsonl" if self.path is None else Path(self.path)

@@ -13,9 +13,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
-from ppo_lightning.callbacks.folder import gathered, set_aside
 from ppo_lightning.callbacks.records import as_jsonl
-from ppo_lightning.io import write_text_atomic
+from ppo_lightning.distributed import gather_objects
+from ppo_lightning.io import set_aside, write_text_atomic
 from ppo_lightning.modules import Answer
 from ppo_lightning.modules.metrics_file import run_folder
 
@@ -43,7 +43,7 @@ class SampleTexts(pl.Callback):
         most = getattr(validation, "num_texts", 0)
         if trainer.sanity_checking or trial_run or most == 0:
             return
-        kept = gathered([answer for answer in answers if answer.number < most])
+        kept = gather_objects([answer for answer in answers if answer.number < most])
         if not trainer.is_global_zero:
             return
         iteration = trainer.current_epoch

@@ -7,17 +7,18 @@ frozen weights come from their source again.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.checkpointing.entry import KEY
 from ppo_lightning.configs import (
     CriticConfig,
     LoraConfig,
@@ -29,6 +30,7 @@ from ppo_lightning.errors import CheckpointError
 from ppo_lightning.models import (
     ValueNetwork,
     attach_lora,
+    fingerprint,
     is_adapted,
     load_causal_lm,
     load_tokenizer,
@@ -37,12 +39,10 @@ from ppo_lightning.models import (
     save_model,
 )
 
-_ENTRY = "ppo_lightning"
 _ACTOR = "networks.actor."
 _CRITIC = "networks.critic."
 _VALUE_HEAD = "networks.value_head."
 
-Fingerprint = Callable[[nn.Module], str]
 Config = TypeVar("Config", PolicyConfig, CriticConfig, ReferenceConfig, SamplingConfig)
 
 
@@ -58,6 +58,8 @@ class CheckpointModels:
         sampling: How responses were sampled.
         weights: Trained weights, by their names in the LightningModule.
         fingerprint: Of the frozen weights beside them; empty where there are none.
+        chat: Whether plain prompts were turns of a chat, as the data module takes it.
+        system_prompt: First turn of every chat without one.
     """
 
     path: Path
@@ -67,6 +69,8 @@ class CheckpointModels:
     sampling: SamplingConfig
     weights: Mapping[str, Tensor]
     fingerprint: str
+    chat: bool | Literal["auto"] = "auto"
+    system_prompt: str | None = None
 
     def weights_of(self, prefix: str) -> dict[str, Tensor]:
         """Return the weights whose names begin with ``prefix``, without it."""
@@ -85,7 +89,7 @@ def read_models(path: str | Path, *, policy_path: str | None = None) -> Checkpoi
     """
     path = Path(path)
     checkpoint = _read(path)
-    entry = checkpoint.get(_ENTRY)
+    entry = checkpoint.get(KEY)
     if not isinstance(entry, Mapping) or "models" not in entry:
         raise CheckpointError(
             f"`{path}` was not written by PPOModule: it does not name its models."
@@ -100,15 +104,23 @@ def read_models(path: str | Path, *, policy_path: str | None = None) -> Checkpoi
         sampling=_rebuilt(SamplingConfig, models["sampling"], path),
         weights=checkpoint["state_dict"],
         fingerprint=entry.get("fingerprint", ""),
+        **_prompting(checkpoint),
     )
 
 
-def load_actor(models: CheckpointModels, *, fingerprint: Fingerprint | None = None) -> nn.Module:
+def _prompting(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the data module, whatever its class, left about prompts; maybe nothing."""
+    names = ("chat", "system_prompt")
+    parts = [part for part in checkpoint.values() if isinstance(part, Mapping)]
+    found = [part for part in parts if all(name in part for name in names)]
+    return {name: found[0][name] for name in names} if found else {}
+
+
+def load_actor(models: CheckpointModels) -> nn.Module:
     """Build the actor and load its trained weights; adapters are left on it.
 
     Args:
         models: From ``read_models``.
-        fingerprint: Tells whether the frozen weights are those that were trained on.
 
     Raises:
         CheckpointError: Weights are missing, or the frozen ones have changed.
@@ -118,8 +130,8 @@ def load_actor(models: CheckpointModels, *, fingerprint: Fingerprint | None = No
     actor: nn.Module = load_causal_lm(policy)
     if policy.lora is not None:
         actor = attach_lora(actor, policy.lora)  # type: ignore[arg-type]
-    if fingerprint is not None and models.fingerprint:
-        _check_frozen(actor, models, fingerprint)
+    if models.fingerprint:
+        _check_frozen(actor, models)
     _load_trained(actor, models.weights_of(_ACTOR), models)
     return actor.eval()
 
@@ -155,7 +167,6 @@ def export_actor(
     models: CheckpointModels,
     folder: str | Path,
     *,
-    fingerprint: Fingerprint | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the actor as a Hugging Face folder with its tokenizer; adapters are merged.
@@ -163,14 +174,13 @@ def export_actor(
     Args:
         models: From ``read_models``.
         folder: New or empty; it appears only when complete.
-        fingerprint: See ``load_actor``.
         overwrite: Take the place of a model that is there.
 
     Raises:
         CheckpointError: The folder holds something already, or see ``load_actor``.
     """
     _check_target(Path(folder), overwrite)
-    actor = load_actor(models, fingerprint=fingerprint)
+    actor = load_actor(models)
     _save(actor, models, Path(folder))
 
 
@@ -178,7 +188,6 @@ def export_critic(
     models: CheckpointModels,
     folder: str | Path,
     *,
-    fingerprint: Fingerprint | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the critic as a sequence classifier with the actor's tokenizer.
@@ -188,7 +197,6 @@ def export_critic(
     Args:
         models: From ``read_models``.
         folder: New or empty; it appears only when complete.
-        fingerprint: See ``load_actor``.
         overwrite: Take the place of a model that is there.
 
     Raises:
@@ -197,7 +205,7 @@ def export_critic(
     """
     _check_target(Path(folder), overwrite)
     shared = models.critic.kind == "shared"
-    actor = load_actor(models, fingerprint=fingerprint) if shared else None
+    actor = load_actor(models) if shared else None
     critic = load_critic(models, actor)
     tokenizer = _tokenizer(models)
     classifier = critic.as_sequence_classifier(pad_token_id=tokenizer.pad_token_id)
@@ -252,7 +260,7 @@ def _load_trained(
         )
 
 
-def _check_frozen(actor: nn.Module, models: CheckpointModels, fingerprint: Fingerprint) -> None:
+def _check_frozen(actor: nn.Module, models: CheckpointModels) -> None:
     """Compare the frozen weights by their names in the LightningModule."""
     networks = nn.ModuleDict({"actor": actor})
     if fingerprint(nn.ModuleDict({"networks": networks})) != models.fingerprint:

@@ -34,10 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
 
     from ppo_lightning.checkpointing import export_actor, export_critic, read_models
-    from ppo_lightning.modules.checkpoint import fingerprint
 
     models = read_models(given.checkpoint, policy_path=given.policy_path)
     export = export_critic if given.critic else export_actor
-    export(models, given.folder, fingerprint=fingerprint, overwrite=given.overwrite)
+    export(models, given.folder, overwrite=given.overwrite)
     print(f"{'critic' if given.critic else 'actor'} written to {given.folder}")
     return 0

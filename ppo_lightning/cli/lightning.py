@@ -50,6 +50,13 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     @override
+    def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Any:
+        # To the parser of a class's arguments jsonargparse hands `null` on as Python's `None`,
+        # which it would then take for text.
+        given = [f"{a[:-4]}null" if a.endswith("=None") else a for a in args or ()]
+        return super().parse_args(args if args is None else given, *others, **settings)
+
+    @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         # Parsers that jsonargparse makes to try a value out do not exit, and catch what they raise.
         if not self.exit_on_error:

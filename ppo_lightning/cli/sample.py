@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ppo_lightning.cli.arguments import Arguments
 from ppo_lightning.errors import ConfigError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ppo_lightning.data import PromptSource
     from ppo_lightning.types import PromptBatch
 
-_CHAT = {"auto": "auto", "true": True, "false": False}
+_CHAT: dict[str, Literal["auto"] | bool] = {"auto": "auto", "true": True, "false": False}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,8 +45,10 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--temperature", type=float)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--batch-size", type=int, default=16, help="prompts answered at once")
-    options.add_argument("--chat", choices=list(_CHAT), default="auto", help="as in the data's")
-    options.add_argument("--system-prompt", help="first turn of every chat without one")
+    options.add_argument("--chat", choices=list(_CHAT), help="as in the data; else as in the run")
+    options.add_argument(
+        "--system-prompt", help='first turn of every chat without one; else the run\'s; "" for none'
+    )
     options.add_argument("--device", help="cpu or cuda; by default a GPU if there is one")
     options.add_argument("--json", action="store_true", help="print a JSON object a prompt")
     options.add_argument("--policy-path", help="where a checkpoint's starting model lies now")
@@ -57,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; see ``parser`` for its options."""
     given = parser().parse_args(arguments)
     source = _source(given)
-    speakers, sampling = _speakers(given)
-    texts = {speaker.name: list(_answers(speaker, source, sampling, given)) for speaker in speakers}
+    speakers, manner = _speakers(given)
+    texts = {speaker.name: list(_answers(speaker, source, manner, given)) for speaker in speakers}
     for row in zip(*texts.values(), strict=True):
         answers = dict(zip(texts, (answer for _, answer in row), strict=True))
         _print(row[0][0], answers, as_json=given.json)
@@ -75,6 +77,15 @@ class _Speaker:
     policy: PolicyConfig
 
 
+@dataclass(frozen=True)
+class _Manner:
+    """How prompts are put, and how the responses are sampled."""
+
+    sampling: SamplingConfig
+    chat: Literal["auto"] | bool = "auto"
+    system_prompt: str | None = None
+
+
 def _source(given: argparse.Namespace) -> PromptSource:
     from ppo_lightning.data import as_source
 
@@ -83,14 +94,14 @@ def _source(given: argparse.Namespace) -> PromptSource:
     return as_source(given.prompts or given.prompt)
 
 
-def _speakers(given: argparse.Namespace) -> tuple[list[_Speaker], SamplingConfig]:
-    """Load who answers, and how the responses are sampled."""
+def _speakers(given: argparse.Namespace) -> tuple[list[_Speaker], _Manner]:
+    """Load who answers, and tell how."""
     from ppo_lightning.configs import SamplingConfig
 
     if Path(given.model).is_file() and not given.model.endswith(".gguf"):
-        speakers, sampling = _from_checkpoint(given)
+        speakers, manner = _from_checkpoint(given)
     else:
-        speakers, sampling = [_from_model("policy", given.model, given)], SamplingConfig()
+        speakers, manner = [_from_model("policy", given.model, given)], _Manner(SamplingConfig())
         if given.reference == "":
             raise ConfigError(
                 f"`{given.model}` is no checkpoint, so it names no reference: give one, as "
@@ -98,30 +109,40 @@ def _speakers(given: argparse.Namespace) -> tuple[list[_Speaker], SamplingConfig
             )
     if given.reference:
         speakers.append(_from_model("reference", given.reference, given))
+    return speakers, _as_wished(manner, given)
+
+
+def _as_wished(manner: _Manner, given: argparse.Namespace) -> _Manner:
+    """Change what the options say otherwise."""
+    sampling = manner.sampling
     wishes = {"max_new_tokens": given.max_new_tokens, "temperature": given.temperature}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     wishes["min_new_tokens"] = min(
         sampling.min_new_tokens, wishes.get("max_new_tokens", sampling.max_new_tokens)
     )
-    return speakers, replace(sampling, batch_size=given.batch_size, **wishes)
+    system = manner.system_prompt if given.system_prompt is None else given.system_prompt or None
+    return _Manner(
+        sampling=replace(sampling, batch_size=given.batch_size, **wishes),
+        chat=manner.chat if given.chat is None else _CHAT[given.chat],
+        system_prompt=system,
+    )
 
 
-def _from_checkpoint(given: argparse.Namespace) -> tuple[list[_Speaker], SamplingConfig]:
+def _from_checkpoint(given: argparse.Namespace) -> tuple[list[_Speaker], _Manner]:
     from ppo_lightning.checkpointing import load_actor, read_models
     from ppo_lightning.models import ReferencePolicy, load_tokenizer
-    from ppo_lightning.modules.checkpoint import fingerprint
 
     models = read_models(given.model, policy_path=given.policy_path)
     tokenizer = load_tokenizer(
         models.policy.path, trust_remote_code=models.policy.trust_remote_code
     )
-    actor = load_actor(models, fingerprint=fingerprint).to(_device(given))
+    actor = load_actor(models).to(_device(given))
     speakers = [_Speaker("policy", nullcontext(actor), tokenizer, models.policy)]
     if given.reference == "":
         reference = ReferencePolicy.build(models.reference, models.policy, actor)
         model = reference.to(_device(given)).causal_lm()
         speakers.append(_Speaker("reference", model, tokenizer, models.policy))
-    return speakers, models.sampling
+    return speakers, _Manner(models.sampling, models.chat, models.system_prompt)
 
 
 def _from_model(name: str, path: str, given: argparse.Namespace) -> _Speaker:
@@ -134,20 +155,15 @@ def _from_model(name: str, path: str, given: argparse.Namespace) -> _Speaker:
 
 
 def _answers(
-    speaker: _Speaker, source: PromptSource, sampling: SamplingConfig, given: argparse.Namespace
+    speaker: _Speaker, source: PromptSource, manner: _Manner, given: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
     """Yield (prompt, answer); a prompt's random numbers are the same for every speaker."""
-    from ppo_lightning.models import end_token_ids
     from ppo_lightning.rollout import NativeEngine, StopRules, completions_of
 
-    tokenizer = speaker.tokenizer
-    batch = _batch(speaker, source, sampling, given)
+    tokenizer, sampling = speaker.tokenizer, manner.sampling
+    batch = _batch(speaker, source, manner, given)
     with speaker.model as model:
-        stops = StopRules(
-            end_ids=tuple({*end_token_ids(tokenizer, model), *sampling.stop_token_ids}),
-            pad_id=tokenizer.pad_token_id,
-            decoder=tokenizer,
-        )
+        stops = StopRules.build(tokenizer, model, sampling)
         rollout = NativeEngine().generate(
             model,
             batch.to(_device(given)),
@@ -161,7 +177,7 @@ def _answers(
 
 
 def _batch(
-    speaker: _Speaker, source: PromptSource, sampling: SamplingConfig, given: argparse.Namespace
+    speaker: _Speaker, source: PromptSource, manner: _Manner, given: argparse.Namespace
 ) -> PromptBatch:
     import torch
 
@@ -173,9 +189,9 @@ def _batch(
     prompts = PromptSet.build(
         source,
         speaker.tokenizer,
-        chat=_CHAT[given.chat],  # type: ignore[arg-type]
-        system_prompt=given.system_prompt,
-        max_prompt_tokens=None if limit is None else limit - sampling.max_new_tokens,
+        chat=manner.chat,
+        system_prompt=manner.system_prompt,
+        max_prompt_tokens=None if limit is None else limit - manner.sampling.max_new_tokens,
     )
     numbers = torch.arange(len(prompts))
     return make_prompt_batch(

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.cli import SaveConfigCallback
 from typing_extensions import override
 
-from ppo_lightning.callbacks import set_aside
+from ppo_lightning.io import set_aside
 
 
 class KeepConfigs(SaveConfigCallback):

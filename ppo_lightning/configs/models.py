@@ -46,7 +46,8 @@ class PolicyConfig:
 
     Args:
         path: Folder, hub name, or ``package:NAME`` for weights that a Python package carries.
-        dtype: Of the weights.
+        dtype: Of the weights. Trained ones must be float32 or float64; the frozen base under
+            adapters may be bfloat16 (the adapters are float32 then).
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``; None lets
             transformers choose.
         lora: Train adapters instead of the weights.
@@ -76,7 +77,7 @@ class CriticConfig:
             classifier with one output (trunk and head are taken over). None takes the actor's.
         head_init: A new head starts at ``zero`` or normal with deviation 1/sqrt(hidden + 1).
         trunk_grad_scale: Of a shared critic: factor on the gradient into the trunk.
-        dtype: Of a separate critic's weights; None takes the actor's.
+        dtype: Of a separate critic's weights, float32 or float64; None takes the actor's.
         gradient_checkpointing: Recompute a separate critic's activations in the backward pass.
     """
 

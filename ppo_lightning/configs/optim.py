@@ -46,10 +46,11 @@ class OptimizerConfig:
 
     Args:
         name: Class in ``torch.optim``, or an import path (``my_package.MyOptimizer``).
-        betas: Adam's moment decays; left out for optimisers without them.
+        betas: Adam's moment decays.
         eps: Adam's ε; 1e-5 as in the PPO codes, 1e-4 when a run is unstable.
         weight_decay: Decay of the weights.
-        options: Other arguments of the class.
+        options: Other arguments of the class. Of the three above it gets those that it has; a
+            value given for one that it lacks is refused.
     """
 
     name: str = "AdamW"

@@ -13,6 +13,10 @@ from ppo_lightning.configs.checks import (
     require_within,
 )
 
+CLIP_RANGES = (1e-6, 1 - 1e-6)
+PENALTY_COEFS = (1e-6, 1e6)
+"""Bounds in a config, and of what the value may become during the run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
@@ -65,10 +69,11 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require(0 < self.clip_range < 1, f"`clip_range` must lie in (0, 1), got {self.clip_range}.")
+        require_within("clip_range", self.clip_range, *CLIP_RANGES)
+        require_within("penalty_coef", self.penalty_coef, *PENALTY_COEFS)
         require_at_least("num_update_epochs", self.num_update_epochs, 1)
         require_at_least("microbatch_tokens", self.microbatch_tokens, 1)
-        for name in ("clip_range_high", "penalty_coef", "penalty_target", "target_kl"):
+        for name in ("clip_range_high", "penalty_target", "target_kl"):
             require_positive(name, getattr(self, name))
         for name in ("kl_stop_factor", "value_clip_range", "value_huber_delta"):
             require_positive(name, getattr(self, name))

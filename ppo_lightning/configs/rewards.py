@@ -27,7 +27,7 @@ class RewardProcessing:
             changes the meaning of the KL coefficient: β_eff = β · spread).
         clip: Scores are clipped to ± this; None turns it off.
         on_nonfinite: A NaN or infinite score is an ``error``, or the response is left out of the
-            buffer and counted (``drop``).
+            buffer and counted (``drop``). That of a reward of weight 0 does neither.
     """
 
     missing_eos_penalty: float = 0.0

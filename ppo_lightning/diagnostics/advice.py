@@ -26,6 +26,10 @@ LORA_FACTOR = (10.0, 100.0)
 CRITIC_RATIO = (2.0, 5.0)
 """Usual rate of a critic's own network, in rates of the actor."""
 
+WIDE_CRITIC_RATIO = (0.02, 100.0)
+"""The same where the two are hard to compare: a critic that is a head, or an actor of adapters.
+No usual range is known; these are the review's own bounds."""
+
 SMALL_BUFFER = 512
 """Responses; below it a buffer is small, and above it large enough for more than four passes."""
 
@@ -46,7 +50,6 @@ class RunSettings:
         critic: The critic's learning rate.
         sampling: How responses are sampled.
         buffer: Size of the buffer; None where it is unknown.
-        precision: As the Trainer takes it, such as ``bf16-mixed``.
         lora: Whether the actor trains adapters.
         shared_critic: Whether the critic is a head on the actor's trunk.
         num_parameters: Of the actor, frozen ones included; None where it is unknown.
@@ -60,7 +63,6 @@ class RunSettings:
     critic: GroupConfig
     sampling: SamplingConfig
     buffer: BufferConfig | None = None
-    precision: str = "32-true"
     lora: bool = False
     shared_critic: bool = False
     num_parameters: int | None = None
@@ -73,8 +75,7 @@ class Advice:
     """One thing to look at.
 
     Args:
-        key: The setting, as it stands in a config below ``model.init_args`` (``trainer.precision``
-            stands on its own).
+        key: The setting, as it stands in a config below ``model.init_args``.
         message: Its value, why it matters, and what to try.
         severity: ``warning`` is likely to hurt, ``note`` may well be meant.
     """
@@ -101,7 +102,6 @@ def review(settings: RunSettings) -> list[Advice]:
         _truncated_sampling,
         _temperature,
         _kl_control,
-        _precision,
         _start,
     )
     found = [advice for rule in rules for advice in rule(settings)]
@@ -183,14 +183,16 @@ def _critic_rate(run: RunSettings) -> Iterator[Advice]:
     """A head alone, or a whole critic beside an actor's adapters, may well need another rate."""
     ratio = run.critic.lr / run.actor.lr
     low, high = CRITIC_RATIO
+    how = "is usual"
     if run.shared_critic or run.lora:
-        low, high = low / LORA_FACTOR[1], high * 20
+        low, high = WIDE_CRITIC_RATIO
+        how = "is what this review lets pass for a head or beside adapters"
     if low <= ratio <= high * (1 + 1e-9):
         return
     yield Advice(
         key="critic.lr",
         message=f"is {run.critic.lr:g}, {ratio:.3g} times the actor's; {low:g} to {high:g} times "
-        "is usual: a critic that lags makes noise of the advantages, one that is too fast jumps. "
+        f"{how}: a critic that lags makes noise of the advantages, one that is too fast jumps. "
         f"Try {run.actor.lr * _inside(ratio, low, high):g}.",
         severity="note" if 1 <= ratio <= 2 * high else "warning",
     )
@@ -245,15 +247,6 @@ def _kl_control(run: RunSettings) -> Iterator[Advice]:
             message="is 0: nothing keeps the policy near the reference, and what the reward misses "
             "is exploited. Try 0.05.",
             severity="note",
-        )
-
-
-def _precision(run: RunSettings) -> Iterator[Advice]:
-    if run.precision.split("-")[0] == "16":
-        yield Advice(
-            key="trainer.precision",
-            message=f"is {run.precision}: float16 overflows where ratios and logits are large. "
-            "Try `bf16-mixed` or `32-true`.",
         )
 
 

@@ -1,10 +1,15 @@
-"""Sums over ranks; on one process each is the identity."""
+"""Sums and collections over ranks; on one process each is the identity."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -52,3 +57,16 @@ def max_over_ranks(number: int, device: torch.device) -> int:
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether ``flag`` holds on any rank: the one answer that all ranks act on."""
     return bool(max_over_ranks(int(flag), device))
+
+
+def gather_objects(items: Sequence[T]) -> list[T]:
+    """Put the items of all ranks together, rank by rank. To be called on all of them.
+
+    Args:
+        items: This rank's, maybe none; whatever can be pickled.
+    """
+    if not is_distributed():
+        return list(items)
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, list(items))
+    return [item for part in parts for item in part]

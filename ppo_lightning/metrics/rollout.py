@@ -12,7 +12,7 @@ class ComponentStats:
     """One reward component: ``rollout/reward/<name>/…``."""
 
     raw: float | None = metric(
-        "raw", "component's own", "mean over responses", "score as the component gave it"
+        "raw", "component's own", "mean over responses", "score as the component gave it, if any"
     )
     weighted: float | None = metric(
         "weighted", "reward", "mean over responses", "score times the component's weight"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_lightning.errors import DataError
-from ppo_lightning.io import append_jsonl, read_jsonl, write_text_atomic
+from ppo_lightning.io import append_jsonl, read_jsonl, set_aside, write_text_atomic
 from ppo_lightning.metrics.schema import SCHEMA_VERSION
 from ppo_lightning.metrics.stats import ITERATION, IterationStats
 
@@ -56,7 +56,7 @@ class MetricsWriter:
             ValueError: The iteration is not after the last one.
         """
         if self._last is None:
-            _set_aside(self.path)
+            set_aside(self.path)
             self._start([])
         elif stats.iteration <= self._last:
             raise ValueError(
@@ -114,13 +114,3 @@ def _read_rows(path: str | PathLike[str]) -> list[dict[str, Any]]:
         if not isinstance(row.get(ITERATION), int):
             raise DataError(f"has no whole number under `{ITERATION}`.", path=path, line=number)
     return [row for _, row in lines[1:]]
-
-
-def _set_aside(path: Path) -> None:
-    """Keep an earlier run's file under the next free name."""
-    if not path.exists():
-        return
-    number = 1
-    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(target)

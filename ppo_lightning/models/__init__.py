@@ -6,19 +6,20 @@ from ppo_lightning.models.adapters import (
     adapter_state_keys,
     attach_lora,
     base_causal_lm,
-    base_state_keys,
     is_adapted,
     merged_copy,
 )
 from ppo_lightning.models.checks import check_vocabulary, embedding_rows, max_positions
 from ppo_lightning.models.decoding import decode_step
+from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.loading import (
-    end_token_ids,
+    check_tokenizers,
     load_causal_lm,
     load_reward_model,
     load_tokenizer,
     load_value_network,
     position_limit,
+    position_limits,
 )
 from ppo_lightning.models.locate import local_path
 from ppo_lightning.models.reference import ReferencePolicy
@@ -26,6 +27,7 @@ from ppo_lightning.models.reward_model import SequenceScorer, sequence_logits
 from ppo_lightning.models.saving import save_model
 from ppo_lightning.models.scoring import ModelInputs, PolicyOutput, policy_logprobs
 from ppo_lightning.models.settings import FolderSettings, settings_of
+from ppo_lightning.models.stopping import end_token_ids, special_stop_ids
 from ppo_lightning.models.value_network import ValueHead, ValueNetwork
 
 __all__ = [
@@ -41,12 +43,13 @@ __all__ = [
     "adapter_state_keys",
     "attach_lora",
     "base_causal_lm",
-    "base_state_keys",
     "build_actor_critic",
+    "check_tokenizers",
     "check_vocabulary",
     "decode_step",
     "embedding_rows",
     "end_token_ids",
+    "fingerprint",
     "is_adapted",
     "load_causal_lm",
     "load_reward_model",
@@ -57,7 +60,9 @@ __all__ = [
     "merged_copy",
     "policy_logprobs",
     "position_limit",
+    "position_limits",
     "save_model",
     "sequence_logits",
     "settings_of",
+    "special_stop_ids",
 ]

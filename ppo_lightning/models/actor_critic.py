@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import CriticConfig, PolicyConfig
+from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import attach_lora, base_causal_lm
 from ppo_lightning.models.loading import load_causal_lm, load_value_network
 from ppo_lightning.models.scoring import (
@@ -131,17 +132,6 @@ class ActorCritic(nn.Module):
         """The actor as transformers' own model, its adapter acting."""
         return base_causal_lm(self.actor)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids that the actor can emit."""
-        head: Any = self.causal_lm.get_output_embeddings()  # type: ignore[operator]
-        return int(head.weight.shape[0])
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states that the actor's output layer reads."""
-        return output_width(self.causal_lm)  # type: ignore[arg-type]
-
 
 def _with_values(
     output: PolicyOutput, states: Tensor, sequences: Sequences, final: bool
@@ -179,12 +169,20 @@ def build_actor_critic(policy: PolicyConfig, critic: CriticConfig) -> ActorCriti
     """Load actor and critic, with adapters and heads as configured.
 
     Raises:
-        ModelError: A model cannot be loaded, or is of the wrong kind.
+        ModelError: A model cannot be loaded, or is of the wrong kind or dtype.
     """
+    for setting, dtype in (("policy", policy.dtype), ("critic_model", critic.dtype)):
+        if dtype == "float16":
+            raise ModelError(
+                f"`{setting}.dtype: float16` overflows in training; take `float32`, or `bfloat16` "
+                "under adapters (`policy.lora`)."
+            )
     model = load_causal_lm(policy)
     head: ValueHead | None = None
     if critic.kind == "shared":
-        head = ValueHead(output_width(model), init=critic.head_init, dtype=model.dtype)
+        # Trained, so never coarser than float32; float64 as the trunk.
+        finer = torch.promote_types(model.dtype, torch.float32)
+        head = ValueHead(output_width(model), init=critic.head_init, dtype=finer)
     return ActorCritic(
         model if policy.lora is None else attach_lora(model, policy.lora),
         critic=load_value_network(critic, policy) if critic.kind == "separate" else None,

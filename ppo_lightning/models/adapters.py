@@ -17,6 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ppo_lightning.configs import LoraConfig
+from ppo_lightning.errors import ModelError
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -27,18 +28,21 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     """Add low-rank adapters and freeze everything else.
 
     The adapters start as the identity, so the adapted model first equals the model. They have no
-    dropout: in reinforcement learning it would turn every ratio into noise.
+    dropout: in reinforcement learning it would turn every ratio into noise. They are float32 on a
+    model of a coarser dtype.
 
     Args:
         model: Causal language model; changed in place.
         config: Rank, scale and layers.
 
     Raises:
+        ModelError: A layer of ``target_modules`` shares its weights with another one.
         ValueError: No layer has one of ``target_modules`` as its name, or there are not so many
             ``layers``.
     """
     import peft
 
+    _refuse_tied(model, config.target_modules)
     targets = config.target_modules if config.layers is None else _in_last_blocks(model, config)
     settings = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
@@ -50,9 +54,23 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     with quiet_peft():
-        adapted = peft.get_peft_model(model, settings)
+        adapted = peft.get_peft_model(model, settings, autocast_adapter_dtype=True)
     assert isinstance(adapted, peft.PeftModel)
     return adapted
+
+
+def _refuse_tied(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
+    """An adapter on one of two tied layers would, once merged, move the other as well."""
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[no-untyped-call]
+    if targets == "all-linear" or None in ends or ends[0].weight is not ends[1].weight:
+        return
+    for name, module in model.named_modules():
+        if module in ends and _is_target(name, module, targets):
+            raise ModelError(
+                f"`lora.target_modules` names `{name}`, whose weights are those of the other end "
+                "of the model too (tied embeddings): merged for export, its adapter would change "
+                "both. Leave it out."
+            )
 
 
 def _in_last_blocks(model: PreTrainedModel, config: LoraConfig) -> list[str]:
@@ -158,17 +176,6 @@ def adapter_state_keys(module: nn.Module) -> frozenset[str]:
         for key in model.state_dict(prefix=prefix)
         if key.startswith(_adapter_prefixes(prefix, model))
     )
-
-
-def base_state_keys(module: nn.Module) -> frozenset[str]:
-    """Name the entries of ``module.state_dict()`` that are frozen weights under adapters.
-
-    A checkpoint leaves them out: they come from the model's own folder again.
-    """
-    whole = frozenset(
-        key for prefix, model in _adapted_models(module) for key in model.state_dict(prefix=prefix)
-    )
-    return whole - adapter_state_keys(module)
 
 
 def _adapted_models(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -61,6 +61,28 @@ def _check_emitted(models: Mapping[str, nn.Module]) -> None:
             )
 
 
+def check_same_ids(ours: Mapping[str, int], theirs: Mapping[str, int], setting: str) -> None:
+    """Insist that two vocabularies agree on every id that both of them have.
+
+    Args:
+        ours: Ids by token, of the policy.
+        theirs: Of another model, which reads the policy's ids.
+        setting: Names the other model.
+
+    Raises:
+        ModelError: Names both sizes and the first id that stands for another token.
+    """
+    meant = {id_: token for token, id_ in theirs.items()}
+    differing = [(id_, token) for token, id_ in ours.items() if meant.get(id_, token) != token]
+    if differing:
+        id_, token = min(differing)
+        raise ModelError(
+            f"`{setting}`: its tokenizer is another one than the policy's ({len(theirs)} and "
+            f"{len(ours)} tokens; id {id_} is {meant[id_]!r} there and {token!r} here), so the "
+            "policy's ids would mean other text to it. Give a model of the policy's vocabulary."
+        )
+
+
 def embedding_rows(model: nn.Module) -> int:
     """Number of ids that a model knows, of the model itself or of the trunk inside it."""
     holder: Any = getattr(model, "backbone", model)

@@ -15,14 +15,14 @@ from transformers import (
     AutoTokenizer,
 )
 
-from ppo_lightning.configs import CriticConfig, DType, PolicyConfig
+from ppo_lightning.configs import CriticConfig, DType, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.io import read_json
-from ppo_lightning.models.adapters import base_causal_lm, quiet_peft
+from ppo_lightning.models.adapters import quiet_peft
 from ppo_lightning.models.checks import (
     check_behaviour,
     check_decoder,
-    embedding_rows,
+    check_same_ids,
     positions_of,
 )
 from ppo_lightning.models.locate import local_path
@@ -58,6 +58,11 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
     folder = local_path(path)
     if _is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         folder = local_path(_adapter_base(folder))
+    if Path(folder).is_dir() and not _has_tokenizer(folder):
+        raise ModelError(
+            f"`{path}` holds no tokenizer: give a folder with one (`tokenizer_config.json`), such "
+            "as `tokenizer.save_pretrained` writes."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -144,26 +149,6 @@ def load_reward_model(
     return model.requires_grad_(False), tokenizer
 
 
-def end_token_ids(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> tuple[int, ...]:
-    """Collect every id that ends a response, in the tokenizer and in the model's two configs.
-
-    Args:
-        tokenizer: Its own end token comes first.
-        model: Causal language model, with or without an adapter. Ids that it has no embedding for
-            are left out: it cannot emit them.
-    """
-    base: Any = base_causal_lm(model)
-    named = [
-        tokenizer.eos_token_id,
-        getattr(getattr(base, "generation_config", None), "eos_token_id", None),
-        getattr(base.config, "eos_token_id", None),
-    ]
-    listed = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named]
-    rows = embedding_rows(base)
-    unique = dict.fromkeys(i for ids in listed for i in ids if i is not None and i < rows)
-    return tuple(unique)
-
-
 def _load(
     auto: Any, source: PolicyConfig, dtype: DType, *, decoder: bool = True
 ) -> PreTrainedModel:
@@ -194,6 +179,57 @@ def position_limit(source: PolicyConfig) -> int | None:
     if _is_adapter(folder):
         folder = local_path(_adapter_base(folder))
     return positions_of(_config(source, folder))
+
+
+def position_limits(
+    policy: PolicyConfig, critic: CriticConfig, reference: ReferenceConfig
+) -> dict[str, int]:
+    """Most tokens that each model of a run can read at once, by the setting that names the model.
+
+    Models that nothing limits are left out, and so are those made of the policy's own folder.
+    """
+    sources = {"policy.path": policy} | _other_sources(policy, critic, reference)
+    limits = {name: position_limit(source) for name, source in sources.items()}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def check_tokenizers(
+    tokenizer: PreTrainedTokenizerBase,
+    policy: PolicyConfig,
+    critic: CriticConfig,
+    reference: ReferenceConfig,
+) -> None:
+    """Insist that critic and reference mean the same tokens by the same ids as the policy.
+
+    They read the policy's ids. Models without a tokenizer are taken on trust.
+
+    Raises:
+        ModelError: Names the setting, both sizes and the first id that stands for another token.
+    """
+    for name, source in _other_sources(policy, critic, reference).items():
+        try:
+            theirs = load_tokenizer(source.path, trust_remote_code=source.trust_remote_code)
+        except ModelError:
+            continue
+        check_same_ids(tokenizer.get_vocab(), theirs.get_vocab(), name)
+
+
+def _other_sources(
+    policy: PolicyConfig, critic: CriticConfig, reference: ReferenceConfig
+) -> dict[str, PolicyConfig]:
+    """Where critic and reference come from, if not from the policy's folder."""
+    paths = {"critic_model.path": critic.path, "reference.path": reference.path}
+    return {
+        name: replace(policy, path=path)
+        for name, path in paths.items()
+        if path is not None and path != policy.path
+    }
+
+
+def _has_tokenizer(folder: str) -> bool:
+    """Whether there is a file of one; without, transformers makes up an empty one for GPT-2."""
+    names = [file.name for file in Path(folder).iterdir()]
+    return any("token" in name or "vocab" in name or name.endswith(".model") for name in names)
 
 
 def _config(source: PolicyConfig, folder: str) -> Any:

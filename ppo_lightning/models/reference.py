@@ -11,6 +11,7 @@ from torch import nn
 
 from ppo_lightning.configs import PolicyConfig, ReferenceConfig
 from ppo_lightning.models.adapters import adapter_disabled, base_causal_lm, is_adapted
+from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.loading import load_causal_lm
 from ppo_lightning.models.scoring import PolicyOutput, policy_logprobs
 from ppo_lightning.types import Sequences
@@ -79,6 +80,10 @@ class ReferencePolicy:
             return
         with adapter_disabled(self._model):
             yield base_causal_lm(self._model)
+
+    def fingerprint(self) -> str:
+        """Digest of a copy of its own; ``""`` where the reference is the actor's own base."""
+        return "" if self.adapter_off else fingerprint(self._model)
 
     def to(self, device: torch.device | str) -> ReferencePolicy:
         """Move a copy of its own; an actor with its adapter off is moved by whoever trains it."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import last_index, position_ids
 from ppo_lightning.models.checks import max_positions
+from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.loading import load_reward_model
 from ppo_lightning.models.scoring import ModelInputs, call_model
 from ppo_lightning.types import Message
@@ -82,6 +83,10 @@ class SequenceScorer:
         """Move the model."""
         self.model.to(device)  # type: ignore[arg-type]
         return self
+
+    def fingerprint(self) -> str:
+        """Digest of the weights."""
+        return fingerprint(self.model)
 
     @torch.no_grad()
     def score(self, texts: Sequence[Text]) -> Tensor:

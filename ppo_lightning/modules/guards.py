@@ -13,13 +13,15 @@ from ppo_lightning.errors import UpdateError
 TOLERANCE = {
     torch.float64: 1e-7,
     torch.float32: 2e-3,
-    torch.bfloat16: 0.2,
+    torch.bfloat16: 0.1,
     torch.float16: 0.05,
 }
 """Largest |log ratio| of a single token that rounding explains, by the dtype of the forward pass.
 
 Rounding grows with the differing shapes of the two passes and with depth; the faults that the
-check is for (position ids, temperature, dropout, masks) shift log-probs by 0.01 to several nats.
+check is for (position ids, temperature, dropout, masks) shift log-probs by 0.01 to several nats. In
+bfloat16 the two overlap: a healthy tiny run reaches 0.015, and logits of 8 to 16 are 0.06 apart, so
+one step of one logit must pass. 0.1 lets it, and sees what shifts some token by more.
 """
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import SamplingConfig, ValidationConfig
-from ppo_lightning.distributed import all_reduce_sum
+from ppo_lightning.distributed import all_reduce_sum, gather_objects
 from ppo_lightning.functional import combine_keys, distinct_openings, repeated_ngram_fraction
 from ppo_lightning.metrics import AnswerStats, metric_specs
 from ppo_lightning.models import ActorCritic, ReferencePolicy
@@ -230,7 +230,7 @@ def _means(answers: Sequence[Answer], device: torch.device) -> dict[str, float]:
     Scores that are not finite occur where the reward may drop responses; they are left out as well.
     """
     count, tokens = float(len(answers)), float(sum(a.num_tokens for a in answers))
-    openings = distinct_openings([a.response_ids for a in answers])
+    openings = distinct_openings(gather_objects([a.response_ids for a in answers]))
     scored = [a.score for a in answers if math.isfinite(a.score)]
     judged = [a.gold for a in answers if a.gold is not None]
     measured = [a.kl_ref for a in answers if a.kl_ref is not None]

@@ -12,6 +12,7 @@ from ppo_lightning.configs import KLConfig, PPOConfig
 from ppo_lightning.functional import (
     aggregate,
     full_kl,
+    kl_estimate,
     kl_loss_per_token,
     penalty_loss_per_token,
     policy_loss_per_token,
@@ -129,7 +130,7 @@ def microbatch_terms(
     difference = (output.logprobs.detach() - batch.old_logprobs).masked_fill(~mask, 0)
     sums = _sums(
         mask,
-        (policy, value.loss, output.entropy, _k3(difference), kl_loss, ratio),
+        (policy, value.loss, output.entropy, _kl_old(difference), kl_loss, ratio),
         (*flags, value.clipped, difference.abs() > LOG_RATIO_CLAMP),
     )
     return Terms(loss, sums, ratio.max(), difference.abs().max())
@@ -142,9 +143,10 @@ def _sums(mask: Tensor, values: tuple[Tensor, ...], flags: tuple[Tensor, ...]) -
     return table.masked_fill(~mask, 0).sum((1, 2))
 
 
-def _k3(difference: Tensor) -> Tensor:
-    """k3 estimate of KL(old‖new) per token, from log π_θ − log π_old."""
-    return difference.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp() - 1 - difference
+def _kl_old(difference: Tensor) -> Tensor:
+    """Estimate KL(old‖new) per token, from log π_θ − log π_old."""
+    old = torch.zeros_like(difference)
+    return kl_estimate(old, difference, estimator="k3", log_ratio_clamp=LOG_RATIO_CLAMP)
 
 
 def _policy_terms(

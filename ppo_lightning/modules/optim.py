@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import lr_factor
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
+_COARSE = (torch.bfloat16, torch.float16)
 
 
 def build_optimizer(
@@ -39,19 +41,57 @@ def build_optimizer(
         config: Class and its arguments.
         actor_lr: Peak learning rate of the actor.
         critic_lr: Peak learning rate of the critic.
+
+    Raises:
+        ConfigError: Weights coarser than float32, an unknown class, or a setting that it lacks.
     """
+    _refuse_coarse("actor", "`policy.dtype`", actor)
+    _refuse_coarse("critic", "`critic_model.dtype` (or `policy.dtype`)", critic)
     cls = _optimizer_class(config.name)
-    options = dict(config.options)
-    if issubclass(cls, _FUSED):
-        options = {"betas": config.betas, "eps": config.eps, "fused": True, **options}
+    options = {**_settings_for(cls, config), **config.options}
     groups = [
         {"params": list(actor), "lr": actor_lr, "name": "actor"},
         {"params": list(critic), "lr": critic_lr, "name": "critic"},
     ]
-    optimizer: Optimizer = cls(groups, weight_decay=config.weight_decay, **options)
+    optimizer: Optimizer = cls(groups, **options)
     if issubclass(cls, _FUSED):
         _fill_adam_state(optimizer)
     return optimizer
+
+
+def _refuse_coarse(name: str, setting: str, weights: Sequence[torch.nn.Parameter]) -> None:
+    """A step of 1e-6 is lost in a bfloat16 weight: numbers of that kind lie some 0.5 % apart."""
+    coarse = {str(p.dtype).removeprefix("torch.") for p in weights if p.dtype in _COARSE}
+    if coarse:
+        raise ConfigError(
+            f"{setting}: the {name}'s weights are {', '.join(sorted(coarse))}, in which most steps "
+            "of training are rounded away. Set float32, with `trainer.precision: bf16-mixed` to "
+            "compute in bfloat16; or train adapters (`policy.lora`), whose frozen base may be "
+            "bfloat16."
+        )
+
+
+def _settings_for(cls: type[Optimizer], config: OptimizerConfig) -> dict[str, Any]:
+    """Those of the settings that the class has; others must be at their defaults."""
+    accepted = inspect.signature(cls).parameters
+    settings: dict[str, Any] = {"fused": True} if issubclass(cls, _FUSED) else {}
+    for name in ("betas", "eps", "weight_decay"):
+        value = getattr(config, name)
+        if name in accepted and _alike(accepted[name].default, value):
+            settings[name] = value
+        elif value != getattr(OptimizerConfig(), name):
+            raise ConfigError(
+                f"`optimizer.{name}`: {cls.__name__} has no such setting, or one of another kind; "
+                "leave it out, and give what the class takes under `optimizer.options`."
+            )
+    return settings
+
+
+def _alike(default: object, value: object) -> bool:
+    """Whether a class means the same kind of thing: Adafactor's ``eps``, say, is a pair."""
+    if default is inspect.Parameter.empty:
+        return True
+    return isinstance(default, tuple) == isinstance(value, tuple | list)
 
 
 def _optimizer_class(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
@@ -11,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from typing_extensions import override
 
+from ppo_lightning.checkpointing.entry import check_beside, pack_checkpoint, unpack_checkpoint
 from ppo_lightning.configs import (
     CriticConfig,
     GroupConfig,
@@ -24,6 +26,7 @@ from ppo_lightning.configs import (
     SamplingConfig,
     ValidationConfig,
 )
+from ppo_lightning.configs.ppo import CLIP_RANGES, PENALTY_COEFS
 from ppo_lightning.diagnostics import review_scores
 from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank
 from ppo_lightning.functional import adapted_penalty_coef, moments
@@ -31,12 +34,11 @@ from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
     build_actor_critic,
+    check_tokenizers,
     check_vocabulary,
-    end_token_ids,
     load_tokenizer,
-    position_limit,
+    position_limits,
 )
-from ppo_lightning.modules.checkpoint import pack_checkpoint, unpack_checkpoint
 from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.controls import Controls, Dial, Request
 from ppo_lightning.modules.guards import SelfCheck, SkipCounter
@@ -134,6 +136,7 @@ class PPOModule(HeldOutSteps):
         self.stop_requested = False
         self.checkpoint_complete = True
         self._reference: ReferencePolicy | None = None
+        self._resumed: Mapping[str, Any] = {}
 
     # ------------------------------------------------------------------ what the data module asks
 
@@ -145,8 +148,18 @@ class PPOModule(HeldOutSteps):
     @property
     def max_prompt_tokens(self) -> int | None:
         """Longest prompt that leaves room for a whole response; None is unlimited."""
-        positions = position_limit(self.policy)
+        positions = min(self._position_limits.values(), default=None)
         return None if positions is None else positions - self.sampling.max_new_tokens
+
+    @property
+    def shortest_model(self) -> str:
+        """Setting that names the model with the fewest positions."""
+        limits = self._position_limits
+        return f"model.init_args.{min(limits, key=lambda name: limits[name])}"
+
+    @cached_property
+    def _position_limits(self) -> dict[str, int]:
+        return position_limits(self.policy, self.critic_model, self.reference_config)
 
     @property
     @override
@@ -233,12 +246,7 @@ class PPOModule(HeldOutSteps):
 
     def _stops(self) -> StopRules:
         assert self.networks is not None
-        own = end_token_ids(self.tokenizer, self.networks.actor)
-        return StopRules(
-            end_ids=tuple(sorted({*own, *self.sampling.stop_token_ids})),
-            pad_id=self.tokenizer.pad_token_id,
-            decoder=self.tokenizer,
-        )
+        return StopRules.build(self.tokenizer, self.networks.actor, self.sampling)
 
     # ------------------------------------------------------------------ building
 
@@ -261,6 +269,7 @@ class PPOModule(HeldOutSteps):
     def configure_model(self) -> None:
         if self.networks is not None:
             return
+        check_tokenizers(self.tokenizer, self.policy, self.critic_model, self.reference_config)
         networks = build_actor_critic(self.policy, self.critic_model)
         reference = ReferencePolicy.build(self.reference_config, self.policy, networks.actor)
         named = {"actor": networks.actor, "critic": networks.critic}
@@ -312,6 +321,7 @@ class PPOModule(HeldOutSteps):
     @override
     def on_fit_start(self) -> None:
         self.frozen_to_device()
+        check_beside(self._resumed, self._beside())
         if self.trainer.current_epoch == 0:
             review_run(self, self.guards.advice)
 
@@ -453,11 +463,25 @@ class PPOModule(HeldOutSteps):
                 "sampling": asdict(self.sampling),
             },
         }
-        pack_checkpoint(checkpoint, self, complete=self.checkpoint_complete, extra=extra)
+        pack_checkpoint(
+            checkpoint,
+            self,
+            complete=self.checkpoint_complete,
+            extra=extra,
+            beside=self._beside(),
+        )
+
+    def _beside(self) -> dict[str, str]:
+        """Fingerprints of the frozen models that are no part of the module."""
+        return {"`reference.path`": self.reference.fingerprint()} | {
+            f"`path` of the reward `{name}`": found
+            for name, found in self.reward_pipeline.fingerprints().items()
+        }
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         entry = unpack_checkpoint(checkpoint, self)
+        self._resumed = entry  # the rest is checked once the rewards are loaded
         self.controls.load_state_dict(entry["controls"])
         self.skips.in_a_row = int(entry["skipped_in_a_row"])
 
@@ -466,9 +490,9 @@ def _dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
     """Numbers that may change during a run, with their bounds."""
     return {
         "kl_coef": Dial(value=kl.coef),
-        "clip_range": Dial(value=ppo.clip_range, low=1e-3, high=0.999),
+        "clip_range": Dial(value=ppo.clip_range, low=CLIP_RANGES[0], high=CLIP_RANGES[1]),
         "ent_coef": Dial(value=ppo.ent_coef),
-        "penalty_coef": Dial(value=ppo.penalty_coef, low=1e-6, high=1e6),
+        "penalty_coef": Dial(value=ppo.penalty_coef, low=PENALTY_COEFS[0], high=PENALTY_COEFS[1]),
         "actor_lr_factor": Dial(value=1.0),
         "critic_lr_factor": Dial(value=1.0),
         "num_update_epochs": Dial(value=ppo.num_update_epochs, low=1, high=ppo.num_update_epochs),

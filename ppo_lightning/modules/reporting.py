@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, world_size
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, gather_objects, world_size
 from ppo_lightning.functional import (
     distinct_ngrams,
     distinct_openings,
@@ -25,6 +25,7 @@ from ppo_lightning.modules.stages import STAGES
 from ppo_lightning.modules.update import StepReport
 from ppo_lightning.types import MiniBatch
 
+_TEXTS = ("repeated_bigrams", "distinct_1", "distinct_2", "opening_share", "distinct_openings")
 _PER_RESPONSE = (
     "responses",
     "sampled",
@@ -37,11 +38,7 @@ _PER_RESPONSE = (
     "kl_ref",
     "truncated",
     "dropped",
-    "repeated_bigrams",
-    "distinct_1",
-    "distinct_2",
-    "opening_share",
-    "distinct_openings",
+    *_TEXTS,
 )
 _PER_TOKEN = (
     "tokens",
@@ -65,7 +62,9 @@ class IterationLedger:
 
     def __init__(self, components: tuple[str, ...]) -> None:
         self.components = components
-        named = tuple(f"{kind}:{name}" for name in components for kind in ("raw", "weighted"))
+        named = tuple(
+            f"{kind}:{name}" for name in components for kind in ("raw", "weighted", "said")
+        )
         self.rollout = Sums(
             (*_PER_RESPONSE, *_PER_TOKEN, *named),
             maxima=("score_max", "length_max", "advantage_abs_max"),
@@ -105,8 +104,14 @@ class IterationLedger:
         self.rollout.add(**_text_totals([ids for ids, kept in texts if kept]))
         self.rollout.add(**_token_totals(collected))
         for name, raw in collected.result.components.items():
-            kept = raw.to(collected.kept.device)[collected.kept].double().sum()
-            self.rollout.add(**{f"raw:{name}": kept, f"weighted:{name}": kept * weights[name]})
+            kept = raw.to(collected.kept.device)[collected.kept].double()
+            kept = kept[kept.isfinite()]  # of a component that is only watched some may be missing
+            found: dict[str, Tensor | float] = {
+                "raw": kept.sum(),
+                "weighted": kept.sum() * weights[name],
+                "said": len(kept),
+            }
+            self.rollout.add(**{f"{kind}:{name}": value for kind, value in found.items()})
         variance = explained_variance(
             collected.experience.old_values,
             collected.experience.returns,
@@ -198,12 +203,8 @@ class IterationLedger:
             "reward_mean": "reward",
             "kl_ref": "kl_ref",
             "truncated_share": "truncated",
-            "repeated_bigrams": "repeated_bigrams",
-            "distinct_1": "distinct_1",
-            "distinct_2": "distinct_2",
-            "opening_share": "opening_share",
-            "distinct_openings": "distinct_openings",
             "response_length_mean": "length",
+            **dict(zip(_TEXTS, _TEXTS, strict=True)),
         }
         token = {
             "entropy": "entropy",
@@ -234,8 +235,8 @@ class IterationLedger:
     def _component_stats(self, totals: Mapping[str, float]) -> dict[str, ComponentStats]:
         return {
             name: ComponentStats(
-                raw=quotient(totals, f"raw:{name}", "responses"),
-                weighted=quotient(totals, f"weighted:{name}", "responses"),
+                raw=quotient(totals, f"raw:{name}", f"said:{name}"),
+                weighted=quotient(totals, f"weighted:{name}", f"said:{name}"),
             )
             for name in self.components
         }
@@ -306,14 +307,14 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
 
 
 def _text_totals(response_ids: Any) -> dict[str, float]:
-    """Repetition and variety; shares of a rank weigh by its responses."""
-    count = len(response_ids)
+    """Repetition and variety; what compares responses sees those of all ranks."""
+    count, everyone = len(response_ids), gather_objects(response_ids)
     return {
         "repeated_bigrams": sum(repeated_ngram_fraction(ids, 2) for ids in response_ids),
-        "distinct_1": distinct_ngrams(response_ids, 1) * count,
-        "distinct_2": distinct_ngrams(response_ids, 2) * count,
-        "opening_share": opening_share(response_ids) * count,
-        "distinct_openings": distinct_openings(response_ids) * count,
+        "distinct_1": distinct_ngrams(everyone, 1) * count,
+        "distinct_2": distinct_ngrams(everyone, 2) * count,
+        "opening_share": opening_share(everyone) * count,
+        "distinct_openings": distinct_openings(everyone) * count,
     }
 
 

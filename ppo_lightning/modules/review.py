@@ -31,7 +31,6 @@ def review_run(module: Any, mode: Mode) -> None:
         critic=module.critic,
         sampling=module.sampling,
         buffer=getattr(getattr(trainer, "datamodule", None), "buffer", None),
-        precision=str(trainer.precision),
         lora=module.policy.lora is not None,
         shared_critic=module.critic_model.kind == "shared",
         num_parameters=sum(p.numel() for p in module.networks.actor.parameters()),

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from ppo_lightning.errors import ConfigError
 
@@ -26,6 +28,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
     for setting, is_wrong, instead in _REFUSED:
         if is_wrong(trainer):
             raise ConfigError(f"`trainer.{setting}` cannot be used with PPOModule: {instead}")
+    _check_placement(trainer)
     for callback in trainer.checkpoint_callbacks:
         _check_checkpointing(callback)
 
@@ -78,8 +81,30 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),
         "float16 overflows in the ratio and in the losses; set `bf16-mixed` or `32-true`.",
     ),
+    (
+        "precision",
+        lambda t: str(t.precision) not in ("32-true", "32", "bf16-mixed", "bf16"),
+        "it would change the weights; their dtype is `model.init_args.policy.dtype`. Set "
+        "`bf16-mixed` or `32-true`.",
+    ),
 )
 """(setting, whether it is set to what cannot be used, what to do instead)"""
+
+
+def _check_placement(trainer: Any) -> None:
+    """Let through what has been tested: one device or DDP, on CPU or CUDA."""
+    # By the very class: Lightning's DeepSpeedStrategy is a DDPStrategy.
+    strategy, accelerator = type(trainer.strategy), type(trainer.accelerator)
+    if strategy not in (SingleDeviceStrategy, DDPStrategy):
+        raise ConfigError(
+            f"`trainer.strategy` cannot be {strategy.__name__} with PPOModule: what is there is a "
+            "single device (`auto` with `devices: 1`) and `ddp`."
+        )
+    if accelerator not in (CPUAccelerator, CUDAAccelerator):
+        raise ConfigError(
+            f"`trainer.accelerator` cannot be {accelerator.__name__} with PPOModule, which adds up "
+            "in float64 and is made for CPU and CUDA: set `cpu` or `cuda`."
+        )
 
 
 def _whole_iteration(trainer: Any) -> None:
@@ -134,7 +159,7 @@ def _is_lightnings_default(callback: Checkpoint) -> bool:
         return False
     plain = ModelCheckpoint()
     names = [
-        *("monitor", "filename", "save_last", "save_top_k", "dirpath"),
+        *("monitor", "filename", "save_last", "save_top_k", "dirpath", "save_weights_only"),
         *("_every_n_train_steps", "_every_n_epochs", "_save_on_train_epoch_end"),
     ]
     return all(getattr(callback, name) == getattr(plain, name) for name in names)

@@ -42,6 +42,10 @@ class Reward(ABC):
             device: Where models of the run live.
         """
 
+    def fingerprint(self) -> str:
+        """Digest of loaded weights, by which a resumed run notices other ones; ``""`` for none."""
+        return ""
+
     def close(self) -> None:  # noqa: B027 (optional, not abstract)
         """Let go of what ``setup`` loaded."""
 
@@ -53,8 +57,9 @@ class RewardTerm:
     Args:
         name: Names the component in metrics and messages: letters, digits and ``_ . -``.
         component: Scores the responses.
-        weight: Factor in the weighted sum; 0 only watches the component, a negative one makes it
-            a penalty.
+        weight: Factor in the weighted sum; a negative one makes the component a penalty. 0 only
+            watches it: it is logged, and where it gives no usable score it is missing there, which
+            neither stops the run nor drops the response.
     """
 
     name: str

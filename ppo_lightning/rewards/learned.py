@@ -75,6 +75,10 @@ class SequenceClassifierReward(Reward):
             self._scorer = self._load()
         self._scorer.to(device)
 
+    def fingerprint(self) -> str:
+        """Digest of the model's weights; ``""`` before ``setup``."""
+        return "" if self._scorer is None else self._scorer.fingerprint()
+
     def close(self) -> None:
         """Let go of the model."""
         self._scorer = None

@@ -87,6 +87,11 @@ class RewardPipeline:
             with blamed_on(term.name):
                 term.component.setup(self._device)
 
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of the components that have loaded weights, by name."""
+        found = {term.name: term.component.fingerprint() for term in self.terms}
+        return {name: digest for name, digest in found.items() if digest}
+
     def close(self) -> None:
         """Let the components go of what they loaded."""
         for term in self.terms:
@@ -109,7 +114,7 @@ class RewardPipeline:
                 term.component,
                 term.name,
                 completions,
-                on_nonfinite=self.processing.on_nonfinite,
+                on_nonfinite=self.processing.on_nonfinite if term.weight else "drop",
             ).to(self._device)
             for term in self.terms
         }
@@ -124,7 +129,13 @@ class RewardPipeline:
             ``[B]`` float32.
         """
         # In float64: a weight such as 0.1 then rounds once, and no order of summands matters.
-        parts = [term.weight * components[term.name].double() for term in self.terms]
+        # Weight 0 only watches: such a component's NaN must not get in.
+        parts = [
+            term.weight * components[term.name].double()
+            if term.weight
+            else torch.zeros_like(components[term.name], dtype=torch.float64)
+            for term in self.terms
+        ]
         return torch.stack(parts).sum(0).float()
 
     def __call__(self, completions: Completions, *, reduce: Reduce = identity) -> RewardResult:

@@ -2,7 +2,14 @@
 
 from ppo_lightning.rollout.datamodule import Prompts, RolloutDataModule
 from ppo_lightning.rollout.dump import DumpedBuffer, load_buffer, save_buffer
-from ppo_lightning.rollout.engines import GenerateEngine, NativeEngine, RolloutEngine, StopRules
+from ppo_lightning.rollout.engines import (
+    BatchedEngine,
+    Decoded,
+    GenerateEngine,
+    NativeEngine,
+    RolloutEngine,
+    StopRules,
+)
 from ppo_lightning.rollout.experience import (
     NetworkScores,
     ShapedRollout,
@@ -17,6 +24,8 @@ from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.rollout.texts import completions_of
 
 __all__ = [
+    "BatchedEngine",
+    "Decoded",
     "DumpedBuffer",
     "GenerateEngine",
     "NativeEngine",

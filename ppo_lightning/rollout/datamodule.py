@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from ppo_lightning.data import PromptSet, PromptSource, as_source, make_prompt_b
 from ppo_lightning.distributed import owned_indices, rank, world_size
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import combine_keys
+from ppo_lightning.rollout.base_datamodule import ValidationSwitch
 from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
 from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.types import Experience, PromptBatch
@@ -27,7 +27,7 @@ like the lines of a ``.jsonl`` file."""
 _HELD_OUT = -1  # stands where training keys have the iteration
 
 
-class RolloutDataModule(pl.LightningDataModule):
+class RolloutDataModule(ValidationSwitch):
     """Prompts, and the loop that turns them into a buffer once an iteration.
 
     Args:
@@ -93,8 +93,7 @@ class RolloutDataModule(pl.LightningDataModule):
                 f"`{stage}` answers held-out prompts: set `data.init_args.val_prompts`."
             )
         else:
-            trainer: Any = self.trainer
-            trainer.limit_val_batches = 0  # an empty loader would be warned about
+            self.switch_validation_off()  # an empty loader would be warned about
 
     def _refuse_idle_ranks(self) -> None:
         ranks = world_size()
@@ -121,8 +120,9 @@ class RolloutDataModule(pl.LightningDataModule):
         if room is not None and (room < 1 or (wanted is not None and wanted > room)):
             asked = "" if wanted is None else f"`data.init_args.max_prompt_tokens` ({wanted}) and "
             raise ConfigError(
-                f"{asked}`model.init_args.sampling.max_new_tokens` exceed the model's positions, "
-                f"which leave {room} for a prompt beside a whole response: lower one of them."
+                f"{asked}`model.init_args.sampling.max_new_tokens` exceed the positions of "
+                f"`{self.source.shortest_model}`, which leave {room} for a prompt beside a whole "
+                "response: lower one of them."
             )
         return room if wanted is None else wanted
 
@@ -180,8 +180,17 @@ class RolloutDataModule(pl.LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the prompt order, and the seed that all random numbers come from."""
-        return {"position": self.position, "seed": self.seed}
+        """Position in the prompt order, and the seed that all random numbers come from.
+
+        ``chat`` and ``system_prompt`` are for whom samples the checkpoint; a resumed run has its
+        own.
+        """
+        return {
+            "position": self.position,
+            "seed": self.seed,
+            "chat": self.chat,
+            "system_prompt": self.system_prompt,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint stopped, with its seed."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
-
+from ppo_lightning.rollout.base_datamodule import ValidationSwitch
 from ppo_lightning.rollout.dump import DumpedBuffer, load_buffer
 from ppo_lightning.rollout.loader import RolloutLoader
 from ppo_lightning.types import Experience
 
 
-class ReplayDataModule(pl.LightningDataModule):
+class ReplayDataModule(ValidationSwitch):
     """Stands in for ``RolloutDataModule``: nothing is sampled, the buffer comes from a file.
 
     Resume from the checkpoint of the iteration before, and the update is the original one, bit for
@@ -29,8 +28,7 @@ class ReplayDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read the buffer."""
         self.dumped = load_buffer(self.path)
-        trainer: Any = self.trainer
-        trainer.limit_val_batches = 0
+        self.switch_validation_off()
 
     def train_dataloader(self) -> RolloutLoader:
         """A loader that yields the original minibatches."""

@@ -20,6 +20,10 @@ class RolloutSource(Protocol):
         """Longest prompt that leaves room for a whole response; None is unlimited."""
 
     @property
+    def shortest_model(self) -> str:
+        """Setting that names the model with the fewest positions; asked where there is a limit."""
+
+    @property
     def num_update_epochs(self) -> int:
         """Most passes over a buffer."""
 

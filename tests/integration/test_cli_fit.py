@@ -307,7 +307,8 @@ def test_samples_of_checkpoint_and_export_agree(monkeypatch, tmp_path, trained, 
     found = {}
     for name, model, more in (
         ("ckpt", trained, ["--reference"]),
-        ("export", tmp_path / "actor", []),
+        ("export", tmp_path / "actor", ["--chat", "false"]),  # which a checkpoint knows
+        ("chat", trained, ["--chat", "auto"]),
         ("again", trained, ["--seed", "1"]),
         ("greedy", trained, ["--greedy", "--seed", "5"]),
         ("greedy again", trained, ["--greedy", "--seed", "6"]),
@@ -317,6 +318,7 @@ def test_samples_of_checkpoint_and_export_agree(monkeypatch, tmp_path, trained, 
     assert [row["prompt"] for row in found["ckpt"]] == ["the cat", "no"]
     texts = {name: [row["policy"] for row in rows] for name, rows in found.items()}
     assert texts["ckpt"] == texts["export"] != texts["again"]
+    assert texts["ckpt"] != texts["chat"]
     assert texts["greedy"] == texts["greedy again"]
     assert all("reference" in row for row in found["ckpt"])
 

@@ -1,7 +1,6 @@
 """One iteration after another on tiny models: what must hold whatever the model."""
 
 import gc
-import itertools
 from dataclasses import replace
 
 import lightning.pytorch as pl
@@ -21,7 +20,7 @@ from ppo_lightning.errors import UpdateError
 from ppo_lightning.modules import Request
 from ppo_lightning.rewards import Reward, RewardTerm
 from ppo_lightning.rollout import NativeEngine
-from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
+from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module, trainer
 from tests.helpers.tiny_models import build_gpt2
 
 SGD = OptimizerConfig(name="SGD")
@@ -141,6 +140,22 @@ def test_t40_sizes_that_do_not_divide(tiny_model_dir, tmp_path):
         assert sorted(collected.experience.indices.tolist()) == list(range(7))
 
 
+class SpeltOut(NativeEngine):
+    """Answers every prompt with the letters of a word that is one token as well."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def generate(self, model, prompts, **settings):
+        ids = torch.tensor([self.ids] * len(prompts))
+        return replace(
+            super().generate(model, prompts, **settings),
+            response_ids=ids,
+            response_mask=torch.ones_like(ids, dtype=torch.bool),
+            sampler_logprobs=torch.zeros(ids.shape),
+        )
+
+
 def test_t19_sampled_ids_go_to_the_loss_and_text_to_the_rewards(tiny_gpt2_dir, tmp_path):
     seen = []
 
@@ -150,13 +165,13 @@ def test_t19_sampled_ids_go_to_the_loss_and_text_to_the_rewards(tiny_gpt2_dir, t
             return [0.0] * len(completions)
 
     module = ppo_module(tiny_gpt2_dir, rewards=[RewardTerm(name="w", component=Watcher())])
+    letters = module.tokenizer.convert_tokens_to_ids(list("hello"))
+    assert len(module.tokenizer.encode("hello")) == 1  # tokenised again it would be other ids
+    module.engine = SpeltOut(letters)
     recorder = fit(tmp_path, module, data_module(), max_epochs=1, enable_checkpointing=False)
-    sequences = recorder.collected[0].experience.sequences
-    retokenised = 0
-    for row, (ids, text) in enumerate(zip(seen[0].response_ids, seen[0].responses, strict=True)):
-        assert sequences.response_ids[row][sequences.response_mask[row]].tolist() == ids
-        retokenised += module.tokenizer.encode(text) != ids
-    assert retokenised > 0  # the case that the rule is for does occur here
+    assert seen[0].responses == ["hello"] * 8
+    assert seen[0].response_ids == [letters] * 8
+    assert recorder.collected[0].experience.sequences.response_ids.tolist() == [letters] * 8
 
 
 class EmptyAnswers(NativeEngine):
@@ -284,19 +299,11 @@ def test_t61_nothing_grows_from_iteration_to_iteration(tiny_llama_dir, tmp_path)
             gc.collect()
             counts.append(sum(type(o) is torch.Tensor for o in gc.get_objects()))
 
-    module = ppo_module(tiny_llama_dir)
-
-    fit(
-        tmp_path,
-        module,
-        data_module(),
-        max_epochs=8,
-        enable_checkpointing=False,
-        callbacks=[Counter()],
-    )
-    # The test's own recorder keeps each iteration's buffer; the rest must be flat.
-    growth = [b - a for a, b in itertools.pairwise(counts[2:])]
-    assert len(set(growth)) == 1
+    pl.seed_everything(0, verbose=False)
+    # Without the recorder of the other tests, which keeps every buffer.
+    settings = {"max_epochs": 8, "enable_checkpointing": False, "callbacks": [Counter()]}
+    trainer(tmp_path, **settings).fit(ppo_module(tiny_llama_dir), data_module())
+    assert len(set(counts[2:])) == 1
 
 
 class AlwaysNaN(Reward):

@@ -5,10 +5,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning.configs import GroupConfig, LoraConfig
+from ppo_lightning.configs import GroupConfig, LoraConfig, ReferenceConfig
 from ppo_lightning.errors import CheckpointError
 from ppo_lightning.modules import PPOModule
+from ppo_lightning.rewards import RewardTerm, SequenceClassifierReward
 from tests.helpers.runs import data_module, fit, parameters, ppo_module
+from tests.helpers.tiny_models import build_llama, build_reward_model
 
 VARIANTS = {
     "separate": {},
@@ -119,12 +121,39 @@ def test_t51_a_checkpoint_without_the_critic_is_refused(tiny_llama_dir, tmp_path
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_t55_other_base_weights_are_refused(tiny_llama_dir, tmp_path):
-    from tests.helpers.tiny_models import build_llama
-
     run(tmp_path / "a", tiny_llama_dir, "lora", epochs=1)
     other = build_llama(tmp_path / "other", seed=5)
     with pytest.raises(CheckpointError, match="base weights"):
         run(tmp_path / "b", other, "lora", ckpt=tmp_path / "a/checkpoints/epoch=0.ckpt")
+
+
+def with_reference(path):
+    return {"reference": ReferenceConfig(path=str(path))}
+
+
+def with_judge(path):
+    reward = SequenceClassifierReward(str(path))
+    return {"rewards": [RewardTerm(name="judge", component=reward)]}
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize(
+    ("build", "settings", "named"),
+    [
+        (build_llama, with_reference, r"^`reference\.path`: other weights"),
+        (build_reward_model, with_judge, "^`path` of the reward `judge`: other weights"),
+    ],
+)
+def test_t55_another_reference_or_learned_reward_is_refused(
+    tiny_llama_dir, tmp_path, build, settings, named
+):
+    first, other = build(tmp_path / "first", seed=5), build(tmp_path / "other", seed=6)
+    fit(tmp_path / "a", ppo_module(tiny_llama_dir, **settings(first)), data_module(), max_epochs=1)
+    file = tmp_path / "a/checkpoints/last.ckpt"
+    with pytest.raises(CheckpointError, match=named):
+        fit(tmp_path / "b", ppo_module(tiny_llama_dir, **settings(other)), data_module(), ckpt=file)
+    again = ppo_module(tiny_llama_dir, **settings(first))
+    assert len(fit(tmp_path / "c", again, data_module(), ckpt=file, max_epochs=2).stats) == 1
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

@@ -4,7 +4,8 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from ppo_lightning.errors import ConfigError, DataError
+from ppo_lightning.configs import LoraConfig
+from ppo_lightning.errors import ConfigError, DataError, ModelError
 from tests.helpers.runs import data_module, fit, ppo_module
 from tests.helpers.tiny_models import build_gpt2
 
@@ -93,3 +94,40 @@ def test_t07_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(tmp_path):
     dropped = data_module(prompts=["z" * 60, "the cat"], overlong="drop")
     fit(tmp_path / "r", module, dropped, max_epochs=1)
     assert dropped.train_set.num_dropped == 1
+
+
+def test_t07_a_shorter_critic_limits_prompts_and_is_named(tmp_path):
+    folders = [build_gpt2(tmp_path / str(n), n_positions=n) for n in (64, 40)]
+    module = ppo_module(
+        folders[0], critic_model={"path": str(folders[1])}, sampling={"max_new_tokens": 32}
+    )
+    assert module.max_prompt_tokens == 8
+    with pytest.raises(ConfigError, match=r"`model\.init_args\.critic_model\.path`.*leave 8 for"):
+        fit(tmp_path / "r", module, data_module(max_prompt_tokens=9))
+
+
+def test_t20_a_critic_of_another_vocabulary_is_refused(tiny_llama_dir, tiny_gpt2_dir, tmp_path):
+    module = ppo_module(tiny_llama_dir, critic_model={"path": str(tiny_gpt2_dir)})
+    with pytest.raises(ModelError, match=r"`critic_model\.path`.*another one than the policy's"):
+        fit(tmp_path, module, data_module())
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_t44_weights_too_coarse_to_be_trained_are_refused(tiny_llama_dir, tmp_path, kind):
+    policy = {"dtype": "bfloat16"} | ({"lora": LoraConfig(rank=2)} if kind == "separate" else {})
+    module = ppo_module(tiny_llama_dir, policy=policy, critic_model={"kind": kind})
+    setting = {"separate": r"`critic_model\.dtype`", "shared": r"^`policy\.dtype`"}[kind]
+    with pytest.raises(ConfigError, match=f"{setting}.*bfloat16.*bf16-mixed"):
+        fit(tmp_path, module, data_module())
+    # A frozen base in bfloat16 is fine.
+    lora = {"dtype": "bfloat16", "lora": LoraConfig(rank=2)}
+    critic = {"kind": kind} | ({"dtype": "float32"} if kind == "separate" else {})
+    works = ppo_module(tiny_llama_dir, policy=lora, critic_model=critic)
+    assert fit(tmp_path, works, data_module(), max_epochs=1).stats[0].steps_taken == 4
+
+
+def test_a_stop_string_that_is_a_special_token_ends_by_its_id(tiny_llama_dir):
+    module = ppo_module(tiny_llama_dir, sampling={"stop_strings": ["<|im_start|>"]})
+    module.configure_model()
+    start = module.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert start in module._stops().end_ids

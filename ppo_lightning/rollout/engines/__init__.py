@@ -1,7 +1,14 @@
 """Engines that sample responses, behind one interface."""
 
-from ppo_lightning.rollout.engines.base import RolloutEngine, StopRules
+from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, RolloutEngine, StopRules
 from ppo_lightning.rollout.engines.generate import GenerateEngine
 from ppo_lightning.rollout.engines.native import NativeEngine
 
-__all__ = ["GenerateEngine", "NativeEngine", "RolloutEngine", "StopRules"]
+__all__ = [
+    "BatchedEngine",
+    "Decoded",
+    "GenerateEngine",
+    "NativeEngine",
+    "RolloutEngine",
+    "StopRules",
+]

@@ -1,4 +1,4 @@
-"""The one interface of all rollout engines."""
+"""The one interface of all rollout engines, and what those that decode in batches share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
+from ppo_lightning.functional import mask_from_lengths
+from ppo_lightning.models import end_token_ids, special_stop_ids
 from ppo_lightning.types import PromptBatch, Rollout
 
 
@@ -36,6 +39,25 @@ class StopRules:
     end_ids: tuple[int, ...]
     pad_id: int
     decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, tokenizer: Any, model: nn.Module, sampling: SamplingConfig) -> StopRules:
+        """Gather what ends a response: by the tokenizer, the model and the settings.
+
+        Args:
+            tokenizer: Of transformers.
+            model: Causal language model, with or without an adapter.
+            sampling: Its stop strings that are special tokens become end ids.
+
+        Raises:
+            ConfigError: A stop string holds a special token beside other text.
+        """
+        found = {
+            *end_token_ids(tokenizer, model),
+            *sampling.stop_token_ids,
+            *special_stop_ids(tokenizer, sampling.stop_strings),
+        }
+        return cls(end_ids=tuple(sorted(found)), pad_id=tokenizer.pad_token_id, decoder=tokenizer)
 
 
 class RolloutEngine(ABC):
@@ -62,6 +84,90 @@ class RolloutEngine(ABC):
             policy_version: Recorded in the result.
             greedy: Take the likeliest token instead of a draw.
         """
+
+
+@dataclass
+class Decoded:
+    """Responses of one decode batch.
+
+    Args:
+        ids: What stands after a row's length does not matter. ``[B, T]`` long.
+        logprobs: Under the sampler, 0 after a row's length. ``[B, T]`` float32.
+        lengths: Tokens of each response. ``[B]`` long.
+        ended: By an end token or a stop string. ``[B]`` bool.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    lengths: Tensor
+    ended: Tensor
+
+
+class BatchedEngine(RolloutEngine):
+    """Decodes ``sampling.batch_size`` rows at once and joins the batches."""
+
+    @abstractmethod
+    def decode_batch(
+        self,
+        model: nn.Module,
+        prompts: PromptBatch,
+        *,
+        sampling: SamplingConfig,
+        stops: StopRules,
+        greedy: bool,
+    ) -> Decoded:
+        """Answer a few prompts, at least one; the model evaluates, without gradient."""
+
+    @override
+    def generate(
+        self,
+        model: nn.Module,
+        prompts: PromptBatch,
+        *,
+        sampling: SamplingConfig,
+        stops: StopRules,
+        policy_version: int,
+        greedy: bool = False,
+    ) -> Rollout:
+        size = sampling.batch_size or max(1, len(prompts))
+        batches = torch.split(torch.arange(len(prompts)), size) if len(prompts) else ()
+        with inference_mode_of(model):
+            parts = [
+                self.decode_batch(
+                    model, prompts.select(rows), sampling=sampling, stops=stops, greedy=greedy
+                )
+                for rows in batches
+            ]
+        return _joined(prompts, parts or [_nothing(prompts)], stops.pad_id, policy_version)
+
+
+def _nothing(prompts: PromptBatch) -> Decoded:
+    """Answers to no prompts."""
+    ids = prompts.prompt_ids[:, :0]
+    lengths = ids.sum(1)
+    return Decoded(ids=ids, logprobs=ids.float(), lengths=lengths, ended=lengths.bool())
+
+
+def _joined(
+    prompts: PromptBatch, parts: Sequence[Decoded], pad_id: int, policy_version: int
+) -> Rollout:
+    """Put the batches' rows one below the other, as wide as the longest response."""
+    lengths = torch.cat([part.lengths for part in parts])
+    width = int(lengths.max()) if len(lengths) else 0
+    return Rollout(
+        prompts=prompts,
+        response_ids=torch.cat([_widened(part.ids, width, pad_id) for part in parts]),
+        response_mask=mask_from_lengths(lengths, width),
+        sampler_logprobs=torch.cat([_widened(part.logprobs, width, 0.0) for part in parts]),
+        truncated=~torch.cat([part.ended for part in parts]),
+        policy_version=policy_version,
+    )
+
+
+def _widened(values: Tensor, width: int, fill: float) -> Tensor:
+    """Cut or pad the columns of ``[B, T]`` to ``width``."""
+    values = values[:, :width]
+    return nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
 from ppo_lightning.functional import mask_from_lengths, token_logprobs
-from ppo_lightning.rollout.engines.base import RolloutEngine, StopRules, inference_mode_of
-from ppo_lightning.types import PromptBatch, Rollout
+from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules
+from ppo_lightning.types import PromptBatch
 
 
-class GenerateEngine(RolloutEngine):
+class GenerateEngine(BatchedEngine):
     """Sample with transformers' ``generate``.
 
     Its random numbers come from one seeded generator for the whole batch, so a response depends
@@ -25,38 +25,32 @@ class GenerateEngine(RolloutEngine):
     """
 
     @override
-    def generate(
+    def decode_batch(
         self,
         model: nn.Module,
         prompts: PromptBatch,
         *,
         sampling: SamplingConfig,
         stops: StopRules,
-        policy_version: int,
-        greedy: bool = False,
-    ) -> Rollout:
-        size = sampling.batch_size or max(1, len(prompts))
-        with inference_mode_of(model):
-            parts = [
-                _generate(model, prompts.select(rows), sampling, stops, greedy)
-                for rows in torch.split(torch.arange(len(prompts)), size)
-            ]
-        lengths = torch.cat([lengths for _, _, lengths, _ in parts])
-        width = int(lengths.max())
-        return Rollout(
-            prompts=prompts,
-            response_ids=torch.cat([_widened(ids, width, stops.pad_id) for ids, _, _, _ in parts]),
-            response_mask=mask_from_lengths(lengths, width),
-            sampler_logprobs=torch.cat([_widened(lp, width, 0.0) for _, lp, _, _ in parts]),
-            truncated=~torch.cat([ended for _, _, _, ended in parts]),
-            policy_version=policy_version,
-        )
-
-
-def _widened(values: Tensor, width: int, fill: float) -> Tensor:
-    """Cut or pad the columns of ``[B, T]`` to ``width``."""
-    values = values[:, :width]
-    return nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
+        greedy: bool,
+    ) -> Decoded:
+        generator: Any = model.generate
+        fork = torch.random.fork_rng(devices=_cuda_devices(prompts.prompt_ids))
+        with fork, _own_settings_aside(model):
+            torch.manual_seed(int(prompts.keys[0]) & (2**63 - 1))
+            output = generator(
+                input_ids=prompts.prompt_ids,
+                attention_mask=prompts.prompt_mask.long(),
+                generation_config=_settings(sampling, stops, greedy),
+                tokenizer=stops.decoder,
+            )
+        ids = output.sequences[:, prompts.prompt_ids.shape[1] :]
+        logits = torch.stack(output.logits, dim=1)
+        logprobs = token_logprobs(logits, ids, temperature=sampling.temperature)
+        lengths, ended = _lengths(ids, sampling, stops)
+        unused = ~mask_from_lengths(lengths, ids.shape[1])
+        logprobs = logprobs.masked_fill(unused, 0)
+        return Decoded(ids=ids, logprobs=logprobs, lengths=lengths, ended=ended)
 
 
 def _settings(sampling: SamplingConfig, stops: StopRules, greedy: bool) -> GenerationConfig:
@@ -76,32 +70,6 @@ def _settings(sampling: SamplingConfig, stops: StopRules, greedy: bool) -> Gener
         output_logits=True,
         return_dict_in_generate=True,
     )
-
-
-def _generate(
-    model: nn.Module,
-    prompts: PromptBatch,
-    sampling: SamplingConfig,
-    stops: StopRules,
-    greedy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One batch: ids ``[B, T]``, log-probs ``[B, T]``, lengths ``[B]``, ended ``[B]``."""
-    settings = _settings(sampling, stops, greedy)
-    generator: Any = model.generate
-    fork = torch.random.fork_rng(devices=_cuda_devices(prompts.prompt_ids))
-    with fork, _own_settings_aside(model):
-        torch.manual_seed(int(prompts.keys[0]) & (2**63 - 1))
-        output = generator(
-            input_ids=prompts.prompt_ids,
-            attention_mask=prompts.prompt_mask.long(),
-            generation_config=settings,
-            tokenizer=stops.decoder,
-        )
-    ids = output.sequences[:, prompts.prompt_ids.shape[1] :]
-    logits = torch.stack(output.logits, dim=1)
-    logprobs = token_logprobs(logits, ids, temperature=sampling.temperature)
-    lengths, ended = _lengths(ids, sampling, stops)
-    return ids, logprobs.masked_fill(~mask_from_lengths(lengths, ids.shape[1]), 0), lengths, ended
 
 
 @contextmanager

@@ -7,99 +7,66 @@ generator state to save.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
-from ppo_lightning.functional import hash_uniform, mask_from_lengths, position_ids
+from ppo_lightning.functional import hash_uniform, position_ids
 from ppo_lightning.models import decode_step
-from ppo_lightning.rollout.engines.base import RolloutEngine, StopRules, inference_mode_of
+from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules
 from ppo_lightning.rollout.engines.draw import draw_tokens
-from ppo_lightning.types import PromptBatch, Rollout
+from ppo_lightning.types import PromptBatch
 
 
-@dataclass
-class _Decoded:
-    """The growing responses of one decode batch."""
-
-    ids: Tensor  # [B, R]
-    logprobs: Tensor  # [B, R]
-    lengths: Tensor  # [B]
-    ended: Tensor  # [B] bool: ended by a token or a string
-
-
-class NativeEngine(RolloutEngine):
+class NativeEngine(BatchedEngine):
     """Decode with the model's own key-value cache, all rows in step."""
 
     @override
-    def generate(
+    def decode_batch(
         self,
         model: nn.Module,
         prompts: PromptBatch,
         *,
         sampling: SamplingConfig,
         stops: StopRules,
-        policy_version: int,
-        greedy: bool = False,
-    ) -> Rollout:
-        size = sampling.batch_size or max(1, len(prompts))
-        with inference_mode_of(model):
-            parts = [
-                _decode(model, prompts.select(rows), sampling, stops, greedy)
-                for rows in torch.split(torch.arange(len(prompts)), size)
-            ]
-        lengths = torch.cat([part.lengths for part in parts])
-        width = int(lengths.max())
-        return Rollout(
-            prompts=prompts,
-            response_ids=torch.cat([part.ids for part in parts])[:, :width],
-            response_mask=mask_from_lengths(lengths, width),
-            sampler_logprobs=torch.cat([part.logprobs for part in parts])[:, :width],
-            truncated=~torch.cat([part.ended for part in parts]),
-            policy_version=policy_version,
-        )
+        greedy: bool,
+    ) -> Decoded:
+        """Go on until every row has ended or the budget is used."""
+        rows, width = prompts.prompt_ids.shape
+        device = prompts.prompt_ids.device
+        total = width + sampling.max_new_tokens
+        mask = torch.ones(rows, total, dtype=torch.bool, device=device)
+        mask[:, :width] = prompts.prompt_mask
+        places = position_ids(mask)
+        out = _empty(rows, sampling.max_new_tokens, stops.pad_id, device)
+        end_ids = torch.tensor(stops.end_ids, dtype=torch.long, device=device)
+        step_ids, start, cache = prompts.prompt_ids, 0, None
+        for t in range(sampling.max_new_tokens):
+            end = width + t
+            logits, cache = decode_step(model, step_ids, mask[:, :end], places[:, start:end], cache)
+            uniforms = None if greedy else hash_uniform(prompts.keys, t)
+            banned = stops.end_ids if t < sampling.min_new_tokens else ()
+            ids, logprobs = draw_tokens(logits, uniforms, sampling=sampling, banned_ids=banned)
+            _record(out, t, ids, logprobs, end_ids, sampling, stops)
+            if bool(out.ended.all()):
+                break
+            step_ids, start = ids[:, None], end
+        return out
 
 
-def _decode(
-    model: nn.Module,
-    prompts: PromptBatch,
-    sampling: SamplingConfig,
-    stops: StopRules,
-    greedy: bool,
-) -> _Decoded:
-    """Decode one batch until every row has ended or the budget is used."""
-    rows, width = prompts.prompt_ids.shape
-    device = prompts.prompt_ids.device
-    total = width + sampling.max_new_tokens
-    mask = torch.ones(rows, total, dtype=torch.bool, device=device)
-    mask[:, :width] = prompts.prompt_mask
-    places = position_ids(mask)
-    out = _Decoded(
-        ids=torch.full((rows, sampling.max_new_tokens), stops.pad_id, device=device),
-        logprobs=torch.zeros(rows, sampling.max_new_tokens, device=device),
+def _empty(rows: int, width: int, pad_id: int, device: torch.device) -> Decoded:
+    """Room for responses, all of length 0."""
+    return Decoded(
+        ids=torch.full((rows, width), pad_id, device=device),
+        logprobs=torch.zeros(rows, width, device=device),
         lengths=torch.zeros(rows, dtype=torch.long, device=device),
         ended=torch.zeros(rows, dtype=torch.bool, device=device),
     )
-    end_ids = torch.tensor(stops.end_ids, dtype=torch.long, device=device)
-    step_ids, start, cache = prompts.prompt_ids, 0, None
-    for t in range(sampling.max_new_tokens):
-        end = width + t
-        logits, cache = decode_step(model, step_ids, mask[:, :end], places[:, start:end], cache)
-        uniforms = None if greedy else hash_uniform(prompts.keys, t)
-        banned = stops.end_ids if t < sampling.min_new_tokens else ()
-        ids, logprobs = draw_tokens(logits, uniforms, sampling=sampling, banned_ids=banned)
-        _record(out, t, ids, logprobs, end_ids, sampling, stops)
-        if bool(out.ended.all()):
-            break
-        step_ids, start = ids[:, None], end
-    return out
 
 
 def _record(
-    out: _Decoded,
+    out: Decoded,
     t: int,
     ids: Tensor,
     logprobs: Tensor,
@@ -117,7 +84,7 @@ def _record(
         out.ended |= _has_stop_string(out, sampling, stops)
 
 
-def _has_stop_string(out: _Decoded, sampling: SamplingConfig, stops: StopRules) -> Tensor:
+def _has_stop_string(out: Decoded, sampling: SamplingConfig, stops: StopRules) -> Tensor:
     """Which rows that are still going contain a stop string by now. ``[B]`` bool."""
     if stops.decoder is None:
         raise ValueError("`stop_strings` needs a tokenizer to look for them.")

@@ -78,6 +78,13 @@ MUTATIONS = (
         "unit/data/test_rendering.py::test_t08_chat_ids_are_those_of_the_template_in_one_step",
     ),
     fault(
+        "T50",
+        "rollout/datamodule.py",
+        "indices = owned_indices(total, rank=rank(), world_size=world_size())",
+        "indices = owned_indices(total, rank=0, world_size=world_size())",
+        "unit/rollout/test_datamodule.py::test_t50_ranks_share_out_the_same_responses",
+    ),
+    fault(
         "T52",
         "rollout/datamodule.py",
         'self.position = int(state_dict["position"])',
@@ -96,21 +103,21 @@ MUTATIONS = (
         "models/loading.py",
         "noise = silence_config(config)",
         "noise = {}",
-        "unit/models/test_loading.py::test_t10_no_dropout_anywhere_even_in_training_mode",
+        "unit/models/test_loading.py::test_t10_the_config_of_a_running_model_says_no_dropout",
     ),
     fault(
         "T10",
         "models/loading.py",
         "    silence_modules(model)\n",
         "",
-        "unit/models/test_loading.py::test_t10_dropout_that_no_config_rules_is_off_too",
+        "unit/models/test_loading.py::test_t10_dropout_written_into_a_models_code_is_off_once_loaded",
     ),
     fault(
         "T11",
         "modules/update.py",
         "temperature=self.temperature,\n            logits=exact,",
         "temperature=1.0,\n            logits=exact,",
-        "property/test_module_properties.py::test_the_ratio_is_one_before_the_first_update",
+        "integration/test_iteration.py::test_the_policy_starts_at_the_reference_with_ratio_one",
     ),
     fault(
         "T11",
@@ -137,19 +144,16 @@ MUTATIONS = (
     ),
     fault(
         "T14",
-        "rollout/engines/native.py",
+        "rollout/engines/base.py",
         "response_mask=mask_from_lengths(lengths, width),",
-        "response_mask=torch.isin(\n"
-        "                torch.cat([p.ids for p in parts])[:, :width],\n"
-        "                torch.tensor(stops.end_ids),\n"
-        "            ).long().roll(1, 1).cumsum(1) == 0,",
+        "response_mask=mask_from_lengths(lengths.clamp_min(width), width),",
         "unit/rollout/test_engines.py::test_t14_masks_come_from_lengths",
     ),
     fault(
         "T15",
-        "rollout/engines/native.py",
+        "rollout/engines/base.py",
         "response_mask=mask_from_lengths(lengths, width),",
-        "response_mask=torch.cat([p.ids for p in parts])[:, :width] != stops.pad_id,",
+        "response_mask=torch.cat([_widened(p.ids, width, pad_id) for p in parts]) != pad_id,",
         "unit/rollout/test_engines.py::test_t15_end_token_is_valid_where_pad_equals_end",
     ),
     fault(
@@ -171,6 +175,13 @@ MUTATIONS = (
         "models/scoring.py",
         "inputs = model_inputs(sequences, final=False)",
         "inputs = model_inputs(sequences, final=True)",
+        "unit/models/test_scoring.py::test_t09_left_padded_logprobs_equal_rows_scored_alone",
+    ),
+    fault(
+        "T17",
+        "models/scoring.py",
+        "    return logits[:, -width:]\n",
+        "    return logits[:, -width:].roll(-1, 1)\n",
         "unit/models/test_scoring.py::test_t17_a_token_changes_its_own_logprob_and_those_after_it",
     ),
     fault(
@@ -201,5 +212,12 @@ MUTATIONS = (
         "if highest >= rows:",
         "if highest > rows:",
         "unit/models/test_checks.py::test_t20_a_token_without_a_row_is_named_with_both_sizes",
+    ),
+    fault(
+        "T21",
+        "rollout/engines/base.py",
+        "    model.eval()\n",
+        "",
+        "unit/rollout/test_engines.py::test_t21_activation_checkpointing_changes_no_id_and_no_pass",
     ),
 )

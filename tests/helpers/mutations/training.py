@@ -8,14 +8,15 @@ MUTATIONS = (
         "modules/update.py",
         "        backward(terms.loss)\n",
         "        objective.networks.zero_grad()\n        backward(terms.loss)\n",
-        "property/test_module_properties.py::test_the_gradient_does_not_depend_on_the_microbatches",
+        "unit/modules/test_update.py::"
+        "test_t38_t39_a_rank_short_of_rows_runs_dummies_that_change_nothing",
     ),
     fault(
         "T39",
         "modules/objective.py",
         "mode=ppo.loss_aggregation, **counts._asdict())",
         "mode=ppo.loss_aggregation)",
-        "property/test_module_properties.py::test_the_gradient_does_not_depend_on_the_microbatches",
+        "unit/modules/test_objective.py::test_loss_and_sums_are_those_of_a_loop_over_tokens",
     ),
     fault(
         "T39",
@@ -78,8 +79,8 @@ MUTATIONS = (
     fault(
         "T60",
         "functional/logprobs.py",
-        "return _pick(logprobs, ids), _entropy(",
-        "return _pick(logprobs, ids), -_pick(logprobs, ids) if entropy_grad else _entropy(",
+        "ids), _entropy(logprobs if entropy_grad else logprobs.detach())",
+        "ids), -_pick(logprobs if entropy_grad else logprobs.detach(), ids)",
         "unit/functional/test_logprobs.py::"
         "test_logprobs_and_entropy_agree_with_the_single_functions",
     ),
@@ -92,10 +93,10 @@ MUTATIONS = (
     ),
     fault(
         "T51",
-        "modules/checkpoint.py",
+        "checkpointing/entry.py",
         '    _require_all(checkpoint["state_dict"], module)\n',
         "",
-        "unit/modules/test_checkpoint.py::test_t51_a_missing_critic_is_named",
+        "unit/checkpointing/test_entry.py::test_t51_a_missing_critic_is_named",
     ),
     fault(
         "T54",
@@ -107,26 +108,26 @@ MUTATIONS = (
     ),
     fault(
         "T55",
-        "modules/checkpoint.py",
+        "checkpointing/entry.py",
         'checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}',
         'checkpoint["state_dict"] = dict(weights)',
-        "unit/modules/test_checkpoint.py::"
+        "unit/checkpointing/test_entry.py::"
         "test_t55_frozen_weights_stay_out_under_either_of_their_names",
     ),
     fault(
         "T55",
-        "modules/checkpoint.py",
+        "checkpointing/entry.py",
         "names = module.named_parameters(remove_duplicate=False)",
         "names = module.named_parameters()",
-        "unit/modules/test_checkpoint.py::"
+        "unit/checkpointing/test_entry.py::"
         "test_t55_frozen_weights_stay_out_under_either_of_their_names",
     ),
     fault(
         "T56",
-        "modules/checkpoint.py",
+        "checkpointing/entry.py",
         '"complete": complete,',
         '"complete": complete, "module": type(module),',
-        "unit/modules/test_checkpoint.py",
+        "unit/checkpointing/test_entry.py",
     ),
     fault(
         "T57",
@@ -157,5 +158,34 @@ MUTATIONS = (
         "pass",
         "integration/test_trainer_flags.py::"
         "test_t62_a_run_stopped_inside_an_iteration_ends_it_and_can_be_resumed",
+    ),
+    fault(
+        "T49",
+        "modules/update.py",
+        "        backward(terms.loss)\n",
+        "        terms.loss.backward()\n",
+        "distributed/test_two_ranks.py::test_t40_t49_two_ranks_give_the_result_of_one",
+    ),
+    fault(
+        "T53",
+        "modules/controls.py",
+        "self._requests = {(request.source, request.dial): request for request in requests}",
+        "self._requests = {}",
+        "unit/modules/test_controls.py::"
+        "test_state_survives_a_resume_and_configured_values_are_those_of_the_new_run",
+    ),
+    fault(
+        "T58",
+        "metrics/writer.py",
+        "kept = [row for row in rows if row[ITERATION] < iteration]",
+        "kept = rows",
+        "unit/metrics/test_writer.py::test_t58_resumed_run_writes_each_iteration_once",
+    ),
+    fault(
+        "T61",
+        "modules/reporting.py",
+        "        self._steps: list[tuple[Terms, StepReport]] = []\n",
+        '        self._steps = [*getattr(self, "_steps", [])]\n',
+        "integration/test_iteration.py::test_t61_nothing_grows_from_iteration_to_iteration",
     ),
 )

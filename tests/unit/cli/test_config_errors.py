@@ -55,7 +55,7 @@ IN_A_FILE = [
     (f"{ARGS}.kl.estimator", "k", "must be one of `k1`, `k2`, `k3`, `abs`, `full`, got `k`."),
     (f"{ARGS}.actor.schedule", "cosin", "got `cosin`. Did you mean `cosine`?"),
     (f"{ARGS}.rewards", {"name": 1}, f"`{ARGS}.rewards` must be a list, got"),
-    ("data.init_args.prompts", 3, "or a list or a text, got `3`."),
+    ("data.init_args.prompts", 3, "or a text or a list, got `3`."),
     ("trainer.max_epochs", "many", "must be a whole number or null, got `many`."),
     (f"{ARGS}.ppo.microbatch_tokens", 1e6, "must be a whole number or null, got `1000000.0`. Wr"),
     (f"{ARGS}.ppo.microbatch_tokens", 1.5, "must be a whole number or null, got `1.5`.\n"),
@@ -99,7 +99,11 @@ def test_mistakes_in_a_file(capsys, monkeypatch, tmp_path, key, value, expected)
         (f"{ARGS}.rewards.0.name", ..., f"`{ARGS}.rewards.name` must be set."),
         ("data", ..., "`data.init_args.prompts` must be set."),
         ("model.ppo", {"clip_range": 1}, "unknown key `ppo` in `model`; put it below"),
-        (f"{ARGS}.ppo.clip_range", 3.0, f"in `{ARGS}.ppo`: `clip_range` must lie in (0, 1), got"),
+        (
+            f"{ARGS}.ppo.clip_range",
+            3.0,
+            f"in `{ARGS}.ppo`: `clip_range` must lie in [1e-06, 0.999999], got",
+        ),
         (f"{ARGS}.critic.lr", -1.0, f"in `{ARGS}.critic`: `lr` must be"),
         (f"{ARGS}.policy.lora", {"rank": 0}, f"in `{ARGS}.policy.lora`: `rank` must be"),
         (f"{REWARD}.init_args.target_tokens", -5, "`target_tokens` must be"),
@@ -133,6 +137,15 @@ def test_mistakes_on_the_command_line(capsys, monkeypatch, tmp_path, arguments, 
     text = complaint(capsys, monkeypatch, tmp_path, BASE, *arguments)
     assert expected in text
     assert "c.yaml" not in text  # the file says something else, and is not to blame
+
+
+@pytest.mark.parametrize("key", ["policy.lora", "ppo.target_kl", "init_args.policy.lora", "gold"])
+def test_null_on_the_command_line_is_the_null_of_a_file(capsys, monkeypatch, tmp_path, key):
+    config = changed(BASE, f"{ARGS}.policy.lora", {"rank": 2})
+    path = write_config(tmp_path / "c.yaml", config)
+    options = [f"--model.{key}", "null", "--print_config"]
+    assert run_cli(monkeypatch, "fit", "--config", path, *options) == 0
+    assert f" {key.rpartition('.')[2]}: null\n" in capsys.readouterr().out
 
 
 def test_options_before_the_command(capsys, monkeypatch, tmp_path):

@@ -41,8 +41,11 @@ BAD = [
     (GroupConfig, {"max_grad_norm": [0.0, -1.0, NAN]}),
     (OptimizerConfig, {"eps": [0.0, NAN], "weight_decay": [-0.1, INF]}),
     (OptimizerConfig, {"betas": [(-0.1, 0.9), (0.9, 1.1), (0.9, NAN)]}),
-    (PPOConfig, {"clip_range": [0.0, 1.0, -0.2, NAN], "clip_range_high": [0.0, NAN]}),
-    (PPOConfig, {"dual_clip": [1.0, 0.5, NAN], "penalty_coef": [0.0], "penalty_target": [0.0]}),
+    (PPOConfig, {"clip_range": [0.0, 1e-7, 1.0, -0.2, NAN], "clip_range_high": [0.0, NAN]}),
+    (
+        PPOConfig,
+        {"dual_clip": [1.0, 0.5, NAN], "penalty_coef": [0.0, 1e7], "penalty_target": [0.0]},
+    ),
     (PPOConfig, {"num_update_epochs": [0], "target_kl": [0.0, -1.0, NAN, INF]}),
     (PPOConfig, {"kl_stop_factor": [0.0], "gamma": [-0.1, 1.1, NAN], "gae_lambda": [-0.1, 1.1]}),
     (PPOConfig, {"value_gae_lambda": [1.1], "vf_coef": [-1.0, NAN], "ent_coef": [-0.1, INF]}),

@@ -19,7 +19,6 @@ USUAL = RunSettings(
     critic=GroupConfig(lr=6e-6, warmup=10),
     sampling=SamplingConfig(),
     buffer=BufferConfig(num_prompts=64),
-    precision="bf16-mixed",
     num_parameters=1_000_000_000,
     planned_steps=100,
 )
@@ -44,7 +43,6 @@ def test_usual_settings_are_left_alone():
         ({"sampling": SamplingConfig(top_k=50)}, "sampling.top_k"),
         ({"sampling": SamplingConfig(temperature=0.4)}, "sampling.temperature"),
         ({"sampling": SamplingConfig(temperature=1.6)}, "sampling.temperature"),
-        ({"precision": "16-mixed"}, "trainer.precision"),
         ({"reference_is_start": False}, "reference.path"),
         ({"actor": GroupConfig(lr=2e-6)}, "actor.warmup"),
         ({"critic": GroupConfig(lr=6e-6)}, "critic.warmup"),
@@ -103,6 +101,15 @@ def test_heads_and_adapters_leave_the_ratio_free(lenient):
     )
     assert keys(run) == ["critic.lr"]
     assert keys(replace(run, **{lenient: True})) == []
+
+
+def test_a_rate_outside_the_wider_bounds_is_told_which_they_are():
+    run = replace(USUAL, lora=True, actor=GroupConfig(lr=1e-5, warmup=1))
+    run = replace(run, critic=GroupConfig(lr=1e-2, warmup=1))
+    [advice] = review(run)
+    assert "0.02 to 100 times is what this review lets pass" in str(advice)
+    [advice] = review(replace(USUAL, critic=GroupConfig(lr=2e-3, warmup=1)))
+    assert "2 to 5 times is usual" in str(advice)
 
 
 def test_a_large_buffer_may_be_used_more_often():

@@ -75,15 +75,16 @@ def test_entropy_gradient_matches_finite_differences():
     assert torch.autograd.gradcheck(lambda x: entropy_from_logits(x, temperature=0.7), logits)
 
 
-def test_logprobs_and_entropy_agree_with_the_single_functions():
+@pytest.mark.parametrize("grad", [True, False])
+def test_logprobs_and_entropy_agree_with_the_single_functions(grad: bool):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, generator=generator, requires_grad=True)
     ids = torch.tensor([0, 4, 2])
-    logprobs, entropy = logprobs_and_entropy(logits, ids, temperature=0.7, entropy_grad=False)
+    logprobs, entropy = logprobs_and_entropy(logits, ids, temperature=0.7, entropy_grad=grad)
     assert_close(logprobs, token_logprobs(logits, ids, temperature=0.7), rtol=0, atol=0)
     assert_close(entropy, entropy_from_logits(logits, temperature=0.7), rtol=0, atol=0)
     assert logprobs.requires_grad
-    assert not entropy.requires_grad
+    assert entropy.requires_grad == grad
 
 
 def test_t17_column_t_belongs_to_token_t_plus_1():

@@ -8,9 +8,9 @@ from torch.testing import assert_close
 from transformers import OPTConfig, OPTForCausalLM
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
+from ppo_lightning.errors import ModelError
 from ppo_lightning.models import (
     ActorCritic,
-    ValueHead,
     build_actor_critic,
     load_causal_lm,
     policy_logprobs,
@@ -85,7 +85,7 @@ def test_trunk_grad_scale_leaves_the_policy_gradient_alone(family_dir: Path):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_shared_critic_is_built_as_configured(tiny_model_dir: Path, dtype: str):
     networks = build_actor_critic(
         PolicyConfig(path=str(tiny_model_dir), dtype=dtype),
@@ -94,6 +94,28 @@ def test_a_shared_critic_is_built_as_configured(tiny_model_dir: Path, dtype: str
     assert networks.trunk_grad_scale == 0.5
     # One dtype for all that a strategy may shard together.
     assert {p.dtype for p in networks.parameters()} == {getattr(torch, dtype)}
+
+
+def test_adapters_and_head_on_a_bfloat16_base_are_float32(family_dir: Path):
+    networks = build_actor_critic(
+        PolicyConfig(path=str(family_dir), dtype="bfloat16", lora=LoraConfig(rank=2)),
+        CriticConfig(kind="shared"),
+    )
+    dtypes = {p.requires_grad: set() for p in networks.parameters()}
+    for p in networks.parameters():
+        dtypes[p.requires_grad].add(p.dtype)
+    assert dtypes == {True: {torch.float32}, False: {torch.bfloat16}}
+    output = networks(BATCH, temperature=1.0)
+    (output.logprobs.sum() + output.values.sum()).backward()
+    assert all(p.grad.dtype == torch.float32 for p in networks.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("setting", ["policy", "critic_model"])
+def test_float16_is_refused(tiny_llama_dir: Path, setting: str):
+    dtypes = {"policy": "float32", "critic_model": None} | {setting: "float16"}
+    policy = PolicyConfig(path=str(tiny_llama_dir), dtype=dtypes["policy"], lora=LoraConfig())
+    with pytest.raises(ModelError, match=rf"`{setting}\.dtype: float16`"):
+        build_actor_critic(policy, CriticConfig(dtype=dtypes["critic_model"]))
 
 
 def test_the_head_reads_what_the_output_layer_reads(tmp_path: Path):
@@ -112,7 +134,7 @@ def test_the_head_reads_what_the_output_layer_reads(tmp_path: Path):
     torch.manual_seed(0)
     OPTForCausalLM(config).save_pretrained(tmp_path)
     shared, separate = (networks_of(tmp_path, kind=kind) for kind in ("shared", "separate"))
-    assert shared.hidden_size == separate.hidden_size == 16
+    assert shared.value_head.weight.shape == separate.critic.head.weight.shape == (1, 16)
     separate.critic.head.weight = shared.value_head.weight
     assert_close(
         separate(BATCH, temperature=1.0).values,
@@ -204,7 +226,6 @@ def test_either_a_critic_or_a_head_must_be_given(tiny_llama_dir: Path):
     actor = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir)))
     with pytest.raises(ValueError, match="either `critic` or `value_head`"):
         ActorCritic(actor)
-    assert ActorCritic(actor, value_head=ValueHead(32)).vocab_size == actor.config.vocab_size
 
 
 def test_no_graph_survives_a_forward_pass(tiny_model_dir: Path):

@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
+from ppo_lightning.errors import ModelError
 from ppo_lightning.models import (
     ReferencePolicy,
     adapter_disabled,
     adapter_state_keys,
-    base_state_keys,
     build_actor_critic,
     is_adapted,
     load_causal_lm,
@@ -73,6 +73,20 @@ def test_rank_scale_and_targets_are_obeyed(tiny_llama_dir: Path):
     assert layer.lora_A["default"].weight.shape[0] == 2
     default = adapted(tiny_llama_dir).causal_lm.model.layers[0].self_attn.q_proj
     assert default.scaling == {"default": 2.0}
+
+
+@pytest.mark.parametrize("targets", [["c_attn", "lm_head"], ["c_attn", "wte"], r".*(c_fc|head)"])
+def test_tied_ends_take_no_adapter(tiny_gpt2_dir: Path, targets):
+    with pytest.raises(ModelError, match=r"`lora\.target_modules`.*(lm_head|wte).*tied"):
+        adapted(tiny_gpt2_dir, target_modules=targets)
+
+
+def test_an_output_layer_of_its_own_takes_one(tiny_llama_dir: Path):
+    networks = adapted(tiny_llama_dir, target_modules=["lm_head"])
+    embedding = networks.causal_lm.get_input_embeddings().weight.clone()
+    merged = merged_copy(networks.actor)
+    assert torch.equal(merged.get_input_embeddings().weight, embedding)
+    assert_close(logprobs(merged), logprobs(networks.actor), rtol=0, atol=1e-4)
 
 
 def test_reference_is_bitwise_the_actor_with_its_adapter_off(family_dir: Path):
@@ -166,19 +180,17 @@ def test_merged_copy_is_plain_equal_and_apart(family_dir: Path, tmp_path: Path):
 
 def test_t55_state_keys_tell_adapters_from_the_frozen_base(family_dir: Path):
     networks = adapted(family_dir)
-    keys = set(networks.state_dict())
-    adapter, base = adapter_state_keys(networks), base_state_keys(networks)
+    adapter = adapter_state_keys(networks)
     trainable = {n for n, p in networks.named_parameters() if p.requires_grad}
     assert adapter == trainable - {"value_head.weight"}
-    assert adapter | base == keys - {"value_head.weight"}
-    assert not adapter & base
     separate = build_actor_critic(PolicyConfig(path=str(family_dir)), CriticConfig())
-    assert adapter_state_keys(separate) == base_state_keys(separate) == frozenset()
+    assert adapter_state_keys(separate) == frozenset()
     # A checkpoint of adapters alone brings a fresh model to the same place.
     fresh = adapted(family_dir, trained=False)
-    kept = {k: v for k, v in networks.state_dict().items() if k not in base}
+    trained = {*adapter, "value_head.weight"}
+    kept = {k: v for k, v in networks.state_dict().items() if k in trained}
     report = fresh.load_state_dict(kept, strict=False)
-    assert set(report.missing_keys) == set(base)
+    assert set(report.missing_keys) == networks.state_dict().keys() - trained
     assert torch.equal(logprobs(fresh.actor), logprobs(networks.actor))
 
 

@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 from transformers import BloomConfig, BloomForCausalLM, FalconConfig, MptConfig
 
-from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
+from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models import (
     build_actor_critic,
+    check_tokenizers,
     check_vocabulary,
     load_causal_lm,
     load_tokenizer,
     max_positions,
 )
-from ppo_lightning.models.checks import positions_of
+from ppo_lightning.models.checks import check_same_ids, positions_of
 from tests.helpers.tiny_models import build_gpt2, build_llama
 
 
@@ -23,7 +24,7 @@ def test_t20_a_token_without_a_row_is_named_with_both_sizes(tiny_model_dir: Path
     networks = build_actor_critic(
         PolicyConfig(path=str(tiny_model_dir), lora=LoraConfig(rank=2)), CriticConfig()
     )
-    rows = networks.vocab_size
+    rows = networks.causal_lm.config.vocab_size
     models = {"actor": networks.actor, "critic": networks.critic}
     check_vocabulary(tokenizer, models)
     tokenizer.add_special_tokens({"pad_token": "<new pad>"})
@@ -45,6 +46,36 @@ def test_t20_a_critic_must_know_every_id_that_the_actor_can_emit(build, tmp_path
     check_vocabulary(tokenizer, {"actor": models["small"], "critic": models["large"]})
     with pytest.raises(ModelError, match=rf"up to {len(tokenizer) + 7} .*the critic's embedding"):
         check_vocabulary(tokenizer, {"actor": models["large"], "critic": models["small"]})
+
+
+def test_t20_an_id_must_stand_for_the_same_token_everywhere():
+    ours = {"a": 0, "b": 1, "c": 2}
+    check_same_ids(ours, {"a": 0, "b": 1}, "reference.path")  # the rest is a matter of rows
+    check_same_ids(ours, {**ours, "pad": 3}, "reference.path")
+    with pytest.raises(ModelError, match=r"`reference\.path`.*4 and 3 tokens; id 1 is 'c'.*'b'"):
+        check_same_ids(ours, {"a": 0, "c": 1, "b": 2, "d": 3}, "reference.path")
+
+
+@pytest.mark.parametrize("setting", ["critic_model", "reference"])
+def test_t20_another_tokenizer_in_the_folder_of_critic_or_reference(
+    setting: str, tiny_llama_dir: Path, tiny_gpt2_dir: Path, tmp_path: Path
+):
+    bare = build_gpt2(tmp_path / "bare")
+    for file in bare.glob("token*"):
+        file.unlink()
+    policy, tokenizer = PolicyConfig(path=str(tiny_llama_dir)), load_tokenizer(str(tiny_llama_dir))
+
+    def check(path: Path) -> None:
+        critic, reference = (
+            kind(path=str(path if name == setting else tiny_llama_dir))
+            for name, kind in (("critic_model", CriticConfig), ("reference", ReferenceConfig))
+        )
+        check_tokenizers(tokenizer, policy, critic, reference)
+
+    check(build_llama(tmp_path / "same", seed=3))
+    check(bare)  # says nothing about its ids
+    with pytest.raises(ModelError, match=rf"`{setting}\.path`.*another one than the policy's"):
+        check(tiny_gpt2_dir)
 
 
 def test_t07_position_limits(tmp_path: Path):

@@ -19,6 +19,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.models.gpt2 import modeling_gpt2
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
@@ -31,7 +32,7 @@ from ppo_lightning.models import (
     local_path,
     policy_logprobs,
 )
-from ppo_lightning.models.loading import position_limit
+from ppo_lightning.models.loading import position_limit, position_limits
 from ppo_lightning.models.settings import silence_modules
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_gpt2, build_llama
@@ -78,6 +79,20 @@ def test_t10_dropout_that_no_config_rules_is_off_too():
     assert [layer.p for layer in model.layers] == [0.0, 0.0]
     assert (model.attention_dropout, model.router_jitter_noise) == (0.0, 0.0)
     assert (model.scale, model.num_dropped_layers) == (0.5, 3)
+
+
+def test_t10_dropout_written_into_a_models_code_is_off_once_loaded(
+    tiny_gpt2_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    build_block = modeling_gpt2.GPT2MLP.__init__
+
+    def noisy(block, *args, **kwargs):
+        build_block(block, *args, **kwargs)
+        block.dropout = torch.nn.Dropout(0.3)
+
+    monkeypatch.setattr(modeling_gpt2.GPT2MLP, "__init__", noisy)
+    model = load_causal_lm(PolicyConfig(path=str(tiny_gpt2_dir)))
+    assert [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.p] == []
 
 
 def test_t10_the_config_of_a_running_model_says_no_dropout(tmp_path: Path):
@@ -235,6 +250,24 @@ def test_t07_the_position_limit_is_known_from_the_config(tmp_path: Path):
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)})
     )
     assert position_limit(PolicyConfig(path=str(adapter))) == 64
+
+
+def test_t07_critic_and_reference_have_limits_of_their_own(tmp_path: Path):
+    folders = {n: build_gpt2(tmp_path / str(n), n_positions=n) for n in (64, 48, 32)}
+    policy, critic, reference = (str(folders[n]) for n in (64, 48, 32))
+    assert position_limits(
+        PolicyConfig(path=policy), CriticConfig(path=critic), ReferenceConfig(path=reference)
+    ) == {"policy.path": 64, "critic_model.path": 48, "reference.path": 32}
+    alone = position_limits(PolicyConfig(path=policy), CriticConfig(), ReferenceConfig())
+    assert alone == {"policy.path": 64}
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path):
+    folder = build_gpt2(tmp_path / "bare")  # transformers would make up an empty one
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="bare` holds no tokenizer"):
+        load_tokenizer(str(folder))
 
 
 def test_an_adapter_must_name_its_base(tmp_path: Path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ppo_lightning.errors import UpdateError
+from ppo_lightning.metrics import IterationStats, metric_specs
 from ppo_lightning.modules.guards import TOLERANCE, SelfCheck, SkipCounter
 
 
@@ -21,6 +22,11 @@ def test_coarser_dtypes_are_given_more():
     order = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     bounds = [TOLERANCE[dtype] for dtype in order]
     assert bounds == sorted(bounds)
+
+
+def test_the_metric_is_healthy_up_to_the_bound_of_bfloat16():
+    found = metric_specs(IterationStats)["first_ratio_error"]
+    assert found.healthy == (0.0, TOLERANCE[torch.bfloat16])
 
 
 def test_warn_warns_and_off_is_silent():

@@ -78,6 +78,14 @@ def test_ranks_are_summed_before_the_division(monkeypatch):
     assert summarise([], CPU)["val_greedy"].score == 5.0
 
 
+def test_openings_are_compared_over_all_ranks(monkeypatch):
+    other = [answer(9.0, response_ids=(7, 8))] * 2
+    alone = summarise([*other, answer(1.0)], CPU)["val_greedy"].distinct_openings
+    gather = held_out.gather_objects
+    monkeypatch.setattr(held_out, "gather_objects", lambda ids: gather([*ids, (7, 8), (7, 8)]))
+    assert alone == summarise([answer(1.0)], CPU)["val_greedy"].distinct_openings == 2 / 3
+
+
 def test_no_answers_are_no_numbers():
     assert summarise([], CPU) == {}
 

@@ -52,8 +52,8 @@ def policy_term(t, ppo):
 
 
 def k3(t):
-    difference = t["logprobs"] - t["old_logprobs"]
-    return math.exp(max(-10.0, min(10.0, difference))) - 1 - difference
+    difference = max(-10.0, min(10.0, t["logprobs"] - t["old_logprobs"]))
+    return math.exp(difference) - 1 - difference
 
 
 def value_term(t, ppo):
@@ -109,6 +109,17 @@ def test_loss_and_sums_are_those_of_a_loop_over_tokens(ppo):
     for leaf in output[:3]:
         assert leaf.grad.isfinite().all()
         assert not leaf.grad[~MASK].any()
+
+
+def test_the_kl_of_a_tiny_step_is_not_lost_in_float32():
+    """T27: exp(x) - 1 - x would be made of rounding, and below 0 as often as not."""
+    experience, output = random_minibatch(MASK)
+    steps = torch.logspace(-5, -3, MASK.numel()).reshape(MASK.shape)
+    old = torch.zeros(MASK.shape)
+    moved = output._replace(logprobs=steps.masked_fill(~MASK, torch.nan))
+    terms = terms_of(replace(experience, old_logprobs=old), moved, CLIPPED)
+    expected = float(steps[MASK].double().square().sum() / 2)
+    assert float(terms.sums[SUMS.index("kl_old")]) == pytest.approx(expected, rel=1e-2)
 
 
 def test_sequence_means_weigh_every_response_alike():

@@ -91,6 +91,37 @@ def test_other_optimisers_by_name_and_by_path():
     assert type(build(name="torch.optim.RMSprop")) is torch.optim.RMSprop
 
 
+def test_settings_reach_every_class_that_has_them():
+    radam = build(name="RAdam", betas=(0.5, 0.6), eps=1e-3, weight_decay=0.1).param_groups[0]
+    assert (radam["betas"], radam["eps"], radam["weight_decay"]) == ((0.5, 0.6), 1e-3, 0.1)
+    assert build(name="RMSprop", eps=1e-3).param_groups[0]["eps"] == 1e-3
+    assert build(name="Adafactor").param_groups[0]["eps"] == (None, 1e-3)  # means another thing
+    assert type(build(name="Rprop")) is torch.optim.Rprop
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("Rprop", "weight_decay", 0.1),
+        ("SGD", "betas", (0.5, 0.9)),
+        ("SGD", "eps", 1e-3),
+        ("Adafactor", "eps", 1e-3),
+    ],
+)
+def test_settings_that_a_class_lacks_are_refused(name, setting, value):
+    with pytest.raises(ConfigError, match=rf"`optimizer\.{setting}`: {name} has no"):
+        build(name=name, **{setting: value})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("network", ["actor", "critic"])
+def test_weights_that_would_lose_their_steps_are_refused(network, dtype):
+    coarse = [torch.nn.Parameter(torch.zeros(2, dtype=dtype))]
+    setting = {"actor": "policy", "critic": "critic_model"}[network]
+    with pytest.raises(ConfigError, match=rf"`{setting}\.dtype`.*{network}.*bf16-mixed.*lora"):
+        build(**{network: coarse})
+
+
 def test_each_group_follows_its_own_schedule_and_the_factor_in_force():
     optimizer = build()
     factors = {"actor": 1.0, "critic": 1.0}

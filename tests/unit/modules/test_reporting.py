@@ -134,6 +134,16 @@ def test_components_are_means_of_their_own(stats):
     assert (b.raw, b.weighted) == (3.0, 1.5)
 
 
+def test_a_watched_components_missing_scores_are_left_out_of_its_mean():
+    found = collected()
+    components = dict(found.result.components) | {"b": torch.tensor([NAN, 4.0, 1, 8, 6, 2])}
+    ledger = IterationLedger(("a", "b"))
+    watched = replace(found, result=replace(found.result, components=components))
+    ledger.add_rollout(watched, KL_COEF, {"a": 1.0, "b": 0.0})
+    b = ledger.rollout_stats()["components"]["b"]
+    assert (b.raw, b.weighted) == (4.0, 0.0)
+
+
 def test_texts_of_responses_that_count(stats):
     assert stats["distinct_1"] == pytest.approx(6 / 12)
     assert stats["repeated_bigrams"] == pytest.approx((2 / 4 + 0 + 1 / 3 + 0) / 4)

@@ -7,7 +7,14 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
@@ -26,13 +33,15 @@ def stand_in(**settings):
         "overfit_batches": 0,
         "reload_dataloaders_every_n_epochs": 0,
         "precision": "32-true",
+        "strategy": SingleDeviceStrategy(),
+        "accelerator": CPUAccelerator(),
         "checkpoint_callbacks": [],
         "fit_loop": SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=-1)),
     }
     return SimpleNamespace(**(plain | settings))
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", 32])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", 32])
 def test_usual_settings_pass(precision):
     check_trainer(stand_in(precision=precision))
 
@@ -49,14 +58,38 @@ def test_usual_settings_pass(precision):
         ("limit_train_batches", 0.5, "buffer"),
         ("overfit_batches", 0.1, "samples its own data"),
         ("reload_dataloaders_every_n_epochs", 1, "by itself"),
-        ("precision", "16-mixed", "bf16-mixed"),
-        ("precision", "16-true", "bf16-mixed"),
-        ("precision", 16, "bf16-mixed"),
+        ("precision", "16-mixed", "overflows.*bf16-mixed"),
+        ("precision", "16-true", "overflows.*bf16-mixed"),
+        ("precision", 16, "overflows.*bf16-mixed"),
+        ("precision", "bf16-true", r"policy\.dtype`.*bf16-mixed"),
+        ("precision", "64-true", r"policy\.dtype`.*bf16-mixed"),
+        ("precision", "transformer-engine", r"policy\.dtype`.*bf16-mixed"),
     ],
 )
 def test_t43_t45_t62_each_is_refused_by_name_with_the_way_out(setting, value, way_out):
     with pytest.raises(ConfigError, match=rf"`trainer\.{setting}` cannot be used.*{way_out}"):
         check_trainer(stand_in(**{setting: value}))
+
+
+class Subclass(DDPStrategy):
+    """Lightning's DeepSpeedStrategy is one, too; it cannot be made without its package."""
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, Subclass])
+def test_strategies_that_are_not_there_are_refused_by_name(strategy):
+    with pytest.raises(ConfigError, match=rf"`trainer\.strategy`.*{strategy.__name__}.*`ddp`"):
+        check_trainer(stand_in(strategy=strategy()))
+
+
+def test_an_accelerator_without_float64_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"`trainer\.accelerator`.*MPS.*float64.*`cuda`"):
+        check_trainer(stand_in(accelerator=MPSAccelerator()))
+
+
+@pytest.mark.parametrize("accelerator", [CPUAccelerator, CUDAAccelerator])
+@pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy])
+def test_one_device_and_ddp_pass(strategy, accelerator):
+    check_trainer(stand_in(strategy=strategy(), accelerator=accelerator()))
 
 
 def test_t62_fast_dev_run_is_widened_to_a_whole_iteration():
@@ -93,5 +126,6 @@ def test_lightnings_default_is_replaced_and_a_users_own_is_not():
     replaced = default_checkpointing(stand_in(checkpoint_callbacks=[ModelCheckpoint()]))
     assert [callback.save_last for callback in replaced] == [True]
     own = ModelCheckpoint(save_top_k=3, monitor="val/greedy/score")
-    for callbacks in ([own], [], [ModelCheckpoint(), own]):
+    weights = ModelCheckpoint(save_weights_only=True)
+    for callbacks in ([own], [weights], [], [ModelCheckpoint(), own]):
         assert default_checkpointing(stand_in(checkpoint_callbacks=callbacks)) == []

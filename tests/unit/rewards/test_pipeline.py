@@ -135,12 +135,24 @@ def test_dropped_responses_touch_nothing(bad, normalize):
     assert not both.clipped[1]
 
 
-def test_a_watched_component_of_weight_zero_may_drop_too():
-    # 0 · nan is nan: "no usable score" must not turn into "score 0".
-    result = pipeline([1.0, 2.0], [math.nan, 0.0], weights=[1.0, 0.0], on_nonfinite="drop")(
-        make_completions(["a", "b"])
-    )
-    assert result.dropped.tolist() == [True, False]
+@pytest.mark.parametrize("on_nonfinite", ["error", "drop"])
+def test_a_watched_component_of_weight_zero_drops_and_stops_nothing(on_nonfinite):
+    # 0 · nan is nan: it must be left out of the sum.
+    judge = pipeline([1.0, 2.0], [None, 5.0], weights=[1.0, 0.0], on_nonfinite=on_nonfinite)
+    result = judge(make_completions(["a", "b"]))
+    assert not result.dropped.any()
+    assert result.scores.tolist() == result.raw.tolist() == [1.0, 2.0]
+    assert result.components["r1"].isnan().tolist() == [True, False]
+
+
+def test_components_that_are_all_watched_add_up_to_zero():
+    result = pipeline([1.0, math.inf], weights=[0.0])(make_completions(["a", "b"]))
+    assert result.scores.tolist() == [0.0, 0.0]
+
+
+def test_a_watched_component_must_still_answer_every_response():
+    with pytest.raises(RewardError, match="reward `r1`: expected 2 scores"):
+        pipeline([1.0, 2.0], [1.0], weights=[1.0, 0.0])(make_completions(["a", "b"]))
 
 
 def test_a_sum_too_large_for_float32():

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import ppo_lightning.rollout.datamodule as datamodule
+import ppo_lightning.rollout.replay_datamodule as replay_datamodule
 from ppo_lightning.configs import BufferConfig
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import load_tokenizer
-from ppo_lightning.rollout import RolloutDataModule
+from ppo_lightning.rollout import ReplayDataModule, RolloutDataModule
 from tests.helpers.buffers import experience_of
 from tests.helpers.runs import PROMPTS
 from tests.helpers.sequences import sequences_of
@@ -25,6 +26,7 @@ class Source:
     def __init__(self, folder, *, room=None):
         self.tokenizer = load_tokenizer(str(folder))
         self.max_prompt_tokens = room
+        self.shortest_model = "model.init_args.critic_model.path"
         self.seen = []
 
     def collect(self, prompts, *, iteration, num_responses):
@@ -100,7 +102,7 @@ def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
     stopped = attached(tiny_llama_dir)
     iterate(stopped, 3)
     state = stopped.state_dict()
-    assert state == {"position": 12, "seed": 3}
+    assert state == {"position": 12, "seed": 3, "chat": False, "system_prompt": None}
     resumed = attached(tiny_llama_dir, seed=99)  # another seed in the config of the new run
     resumed.load_state_dict(state)
     resumed.trainer.current_epoch = 3
@@ -134,7 +136,11 @@ def test_seed_comes_from_the_runs_own(tiny_llama_dir, monkeypatch):
 @pytest.mark.parametrize(
     ("room", "settings", "match"),
     [
-        (32, {"max_prompt_tokens": 60}, r"\(60\).*`.*max_new_tokens`.*leave 32 for a prompt"),
+        (
+            32,
+            {"max_prompt_tokens": 60},
+            r"\(60\).*`.*max_new_tokens`.*critic_model\.path`.*leave 32 for a prompt",
+        ),
         (0, {}, "leave 0 for a prompt"),
         (-5, {"max_prompt_tokens": 4}, "leave -5 for a prompt"),
     ],
@@ -185,9 +191,29 @@ def test_no_held_out_prompts_switch_validation_off_and_nothing_else(tiny_llama_d
     data = attached(tiny_llama_dir)
     assert data.trainer.limit_val_batches == 0
     assert data.val_dataloader() == []
+    data.teardown("fit")
+    assert data.trainer.limit_val_batches == 1.0
     for stage in ("validate", "test", "predict"):
         with pytest.raises(ConfigError, match=f"`{stage}` answers held-out prompts"):
             attached(tiny_llama_dir, stage=stage)
+
+
+def test_a_replay_switches_validation_off_and_on_again(monkeypatch):
+    monkeypatch.setattr(replay_datamodule, "load_buffer", lambda path: None)
+    data = ReplayDataModule("buffer.pt")
+    data.trainer = SimpleNamespace(limit_val_batches=7)
+    for _ in range(2):  # a fit that failed is not torn down
+        data.setup("fit")
+    assert data.trainer.limit_val_batches == 0
+    data.teardown("fit")
+    assert data.trainer.limit_val_batches == 7
+
+
+def test_a_setting_of_the_trainer_that_was_not_touched_is_left_alone(tiny_llama_dir):
+    data = attached(tiny_llama_dir, val_prompts=["no"])
+    data.trainer.limit_val_batches = 3
+    data.teardown("fit")
+    assert data.trainer.limit_val_batches == 3
 
 
 def test_a_module_that_cannot_collect_is_named():

@@ -5,8 +5,15 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from ppo_lightning.configs import SamplingConfig
-from ppo_lightning.rollout import GenerateEngine, NativeEngine, StopRules
+from ppo_lightning.configs import PolicyConfig, SamplingConfig
+from ppo_lightning.models import load_causal_lm
+from ppo_lightning.rollout import (
+    BatchedEngine,
+    Decoded,
+    GenerateEngine,
+    NativeEngine,
+    StopRules,
+)
 from ppo_lightning.rollout.engines.draw import draw_tokens
 from tests.helpers.scripted import Letters, ScriptedLM, prompt_batch
 
@@ -197,3 +204,56 @@ def test_stop_strings_need_a_decoder():
             sampling=SamplingConfig(stop_strings=["x"]),
             stops=StopRules(end_ids=(9,), pad_id=0),
         )
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["native", "generate"])
+def test_no_prompts_give_no_rows_and_ask_nothing_of_the_model(engine):
+    none = prompt_batch([[1, 2]]).select(torch.arange(0))
+    rollout = engine.generate(
+        torch.nn.Module(), none, sampling=SamplingConfig(), stops=STOPS, policy_version=3
+    )
+    assert rollout.response_ids.shape == rollout.response_mask.shape == (0, 0)
+    assert rollout.response_ids.dtype == torch.long
+    assert rollout.response_mask.dtype == rollout.truncated.dtype == torch.bool
+    assert rollout.truncated.shape == (0,)
+
+
+def test_batches_of_different_widths_are_joined_to_the_widest():
+    class Counting(BatchedEngine):
+        """Row k answers with k + 1 tokens."""
+
+        def decode_batch(self, model, prompts, *, sampling, stops, greedy):
+            lengths = prompts.indices + 1
+            ids = torch.ones(len(prompts), int(lengths.max()), dtype=torch.long)
+            return Decoded(ids=ids, logprobs=-ids.float(), lengths=lengths, ended=lengths > 2)
+
+    rollout = Counting().generate(
+        torch.nn.Module(),
+        prompt_batch([[1]] * 3),
+        sampling=SamplingConfig(batch_size=2),
+        stops=STOPS,
+        policy_version=0,
+    )
+    assert rollout.response_mask.sum(1).tolist() == [1, 2, 3]
+    assert rollout.response_ids.tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    assert rollout.sampler_logprobs[:2, 2].tolist() == [0, 0]
+    assert rollout.truncated.tolist() == [True, True, False]
+
+
+def test_t21_activation_checkpointing_changes_no_id_and_no_pass(tiny_model_dir):
+    """The prompt is read once and each token once, whatever the update will recompute."""
+    prompts, found = prompt_batch([[5, 6, 7, 8], [11, 12]]), []
+    settings = {"sampling": SamplingConfig(max_new_tokens=5), "policy_version": 0}
+    for checkpointing in (False, True):
+        policy = PolicyConfig(path=str(tiny_model_dir), gradient_checkpointing=checkpointing)
+        model, widths = load_causal_lm(policy).train(), []
+        model.register_forward_pre_hook(
+            lambda _, __, inputs, widths=widths: widths.append(inputs["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
+        stops = StopRules(end_ids=(), pad_id=0)
+        rollout = NativeEngine().generate(model, prompts, stops=stops, **settings)
+        found.append(rollout.response_ids.tolist())
+        assert widths == [4, 1, 1, 1, 1]
+        assert model.training
+    assert found[0] == found[1]

@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from ppo_lightning.checkpointing.entry import (
+    KEY,
+    check_beside,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
 from ppo_lightning.errors import CheckpointError
-from ppo_lightning.modules.checkpoint import KEY, fingerprint, pack_checkpoint, unpack_checkpoint
+from ppo_lightning.models import fingerprint
+
+BESIDE = {"`reference.path`": "", "`path` of the reward `judge`": "ab"}
 
 
 class Small(nn.Module):
@@ -26,7 +34,9 @@ class Small(nn.Module):
 
 def packed(module, *, complete=True):
     checkpoint = {"state_dict": copy.deepcopy(module.state_dict()), "epoch": 3}
-    pack_checkpoint(checkpoint, module, complete=complete, extra={"controls": {"a": [1]}})
+    pack_checkpoint(
+        checkpoint, module, complete=complete, extra={"controls": {"a": [1]}}, beside=BESIDE
+    )
     return checkpoint
 
 
@@ -86,3 +96,14 @@ def test_t51_a_missing_critic_is_named(lost):
             del checkpoint["state_dict"][name]
 
     refused(change, "lacks the critic's weights.*ppo-lightning export")
+
+
+def test_models_beside_the_module_are_compared_by_name():
+    entry = packed(Small())[KEY]
+    check_beside(entry, BESIDE)
+    check_beside(entry, {"`path` of the reward `new`": "cd"})  # rewards may come and go
+    check_beside({}, BESIDE)  # a file of an earlier version
+    with pytest.raises(CheckpointError, match=r"^`reference\.path`: other weights"):
+        check_beside(entry, BESIDE | {"`reference.path`": "cd"})
+    with pytest.raises(CheckpointError, match=r"^`path` of the reward `judge`: other weights"):
+        check_beside(entry, BESIDE | {"`path` of the reward `judge`": "cd"})

@@ -1,20 +1,19 @@
 """What a checkpoint of PPO holds besides Lightning's own entries.
 
 Actor and critic are in ``state_dict``; with adapters only the adapters and the critic. Frozen
-models are never saved: they come from their source again, and a fingerprint tells whether it still
+models are never saved: they come from their source again, and fingerprints tell whether it still
 holds the same weights. Only tensors and plain containers, so that ``weights_only`` loading works.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from ppo_lightning.errors import CheckpointError
+from ppo_lightning.models import fingerprint
 
 KEY = "ppo_lightning"
 FORMAT_VERSION = 1
@@ -26,26 +25,13 @@ def frozen_names(module: nn.Module) -> set[str]:
     return {name for name, p in names if not p.requires_grad}
 
 
-def fingerprint(module: nn.Module) -> str:
-    """Digest of the frozen weights: names, shapes, and the first and last values of each.
-
-    Returns:
-        Hexadecimal, or ``""`` where nothing is frozen.
-    """
-    digest, found = hashlib.sha256(), False
-    for name, parameter in sorted(module.named_parameters()):
-        if parameter.requires_grad:
-            continue
-        found = True
-        flat = parameter.detach().flatten()
-        ends = torch.cat([flat[:32], flat[-32:]]).float().cpu()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(ends.numpy().tobytes())
-    return digest.hexdigest() if found else ""
-
-
 def pack_checkpoint(
-    checkpoint: dict[str, Any], module: nn.Module, *, complete: bool, extra: Mapping[str, Any]
+    checkpoint: dict[str, Any],
+    module: nn.Module,
+    *,
+    complete: bool,
+    extra: Mapping[str, Any],
+    beside: Mapping[str, str],
 ) -> None:
     """Take the frozen weights out and add this project's entry.
 
@@ -54,6 +40,8 @@ def pack_checkpoint(
         module: The LightningModule.
         complete: Whether the iteration has ended: others cannot be resumed.
         extra: Plain containers to keep.
+        beside: Fingerprints of the frozen models that are no part of the module, by the name that
+            messages use; see ``check_beside``.
     """
     frozen = frozen_names(module)
     weights = checkpoint["state_dict"]
@@ -62,6 +50,7 @@ def pack_checkpoint(
         "format_version": FORMAT_VERSION,
         "complete": complete,
         "fingerprint": fingerprint(module),
+        "beside": dict(beside),
         **extra,
     }
 
@@ -99,6 +88,26 @@ def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[
     _add_frozen(checkpoint, module)
     _require_all(checkpoint["state_dict"], module)
     return entry  # type: ignore[no-any-return]
+
+
+def check_beside(entry: Mapping[str, Any], beside: Mapping[str, str]) -> None:
+    """Compare the frozen models that are no part of the module: the reference, learned rewards.
+
+    Args:
+        entry: This project's, of the checkpoint that is resumed.
+        beside: Fingerprints of the running models. A name that only one side has is not compared.
+
+    Raises:
+        CheckpointError: One of them has other weights than the checkpoint was trained with.
+    """
+    saved = entry.get("beside", {})
+    changed = [name for name in beside if saved.get(name, beside[name]) != beside[name]]
+    if changed:
+        raise CheckpointError(
+            f"{' and '.join(changed)}: other weights than those that the checkpoint was trained "
+            "with, so the run would not be the same one. Give the former model; to go on with "
+            "another, `ppo-lightning export` the actor and start a new run from its folder."
+        )
 
 
 def _add_frozen(checkpoint: dict[str, Any], module: nn.Module) -> None:
