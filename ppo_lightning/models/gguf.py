@@ -109,7 +109,6 @@ def _unpack(file: Path, folder: Path) -> None:
     with torch.device("meta"):
         plain: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     plain.load_state_dict(loaded.state_dict(), assign=True)
-    plain.tie_weights()
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
