@@ -21,7 +21,8 @@ class SamplingConfig:
         top_p: Draw among the likeliest tokens of this total probability; 1 turns it off. Biases
             ratio and KL.
         stop_token_ids: End tokens beside the tokenizer's and model's own.
-        stop_strings: A response ends as soon as its text contains one of these.
+        stop_strings: A response ends as soon as its text contains one of these, or with the token
+            where one is a special token.
         batch_size: Rows decoded at once on a rank; None decodes all together.
     """
 
