@@ -121,11 +121,8 @@ def microbatches(minibatch: Experience, max_tokens: int | None) -> list[Experien
     A rank that is short of rows gets dummy rows with an empty mask, so that all ranks run the same
     number of backward passes.
     """
-    if max_tokens is None and len(minibatch) > 0:
-        pieces = [_trimmed(minibatch)]  # whole: nothing to pick
-    else:
-        groups = microbatch_rows(minibatch.sequences, max_tokens=max_tokens)
-        pieces = [_trimmed(minibatch.select(rows)) for rows in groups]
+    groups = microbatch_rows(minibatch.sequences, max_tokens=max_tokens)
+    pieces = [_trimmed(minibatch.select(rows)) for rows in groups]
     wanted = max_over_ranks(len(pieces), minibatch.old_logprobs.device)
     return pieces + [_dummy(minibatch)] * (wanted - len(pieces))
 
