@@ -3,7 +3,6 @@
 from ppo_lightning.models.actor_critic import ActorCritic, build_actor_critic
 from ppo_lightning.models.adapters import (
     adapter_disabled,
-    adapter_state_keys,
     attach_lora,
     base_causal_lm,
     is_adapted,
@@ -40,7 +39,6 @@ __all__ = [
     "ValueHead",
     "ValueNetwork",
     "adapter_disabled",
-    "adapter_state_keys",
     "attach_lora",
     "base_causal_lm",
     "build_actor_critic",

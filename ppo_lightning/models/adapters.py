@@ -168,23 +168,6 @@ def merged_copy(model: nn.Module) -> PreTrainedModel:
     return merged
 
 
-def adapter_state_keys(module: nn.Module) -> frozenset[str]:
-    """Name the entries of ``module.state_dict()`` that belong to adapters inside it."""
-    return frozenset(
-        key
-        for prefix, model in _adapted_models(module)
-        for key in model.state_dict(prefix=prefix)
-        if key.startswith(_adapter_prefixes(prefix, model))
-    )
-
-
-def _adapted_models(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every adapted model inside a module, with the prefix of its state."""
-    for name, part in module.named_modules():
-        if is_adapted(part):
-            yield f"{name}." if name else "", part
-
-
 def _adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every layer that an adapter acts on, by name."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
@@ -193,12 +176,3 @@ def _adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, part in model.named_modules():
         if isinstance(part, tuners.BaseTunerLayer):
             yield name, part
-
-
-def _adapter_prefixes(prefix: str, model: nn.Module) -> tuple[str, ...]:
-    """What the state keys of the adapter's own weights begin with."""
-    return tuple(
-        f"{prefix}{name}.{part}."
-        for name, layer in _adapter_layers(model)
-        for part in layer.adapter_layer_names
-    )

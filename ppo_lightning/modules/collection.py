@@ -145,4 +145,5 @@ class Collection:
             temperature=self.sampling.temperature,
             estimator=self.kl.estimator,
             max_tokens=self.ppo.microbatch_tokens,
+            final_values=self.ppo.bootstrap_truncated,
         )

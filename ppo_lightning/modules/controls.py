@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.configs.ppo import CLIP_RANGES, PENALTY_COEFS
 from ppo_lightning.errors import ConfigError, unknown_key_message
 
 Layer = Literal["controller", "doctor", "safety"]
@@ -147,3 +149,16 @@ class Controls:
         self._requests = {(request.source, request.dial): request for request in requests}
         self.journal = list(state["journal"])
         self.iteration = int(state["iteration"])
+
+
+def ppo_dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
+    """Numbers that may change during a run, with their bounds."""
+    return {
+        "kl_coef": Dial(value=kl.coef),
+        "clip_range": Dial(value=ppo.clip_range, low=CLIP_RANGES[0], high=CLIP_RANGES[1]),
+        "ent_coef": Dial(value=ppo.ent_coef),
+        "penalty_coef": Dial(value=ppo.penalty_coef, low=PENALTY_COEFS[0], high=PENALTY_COEFS[1]),
+        "actor_lr_factor": Dial(value=1.0),
+        "critic_lr_factor": Dial(value=1.0),
+        "num_update_epochs": Dial(value=ppo.num_update_epochs, low=1, high=ppo.num_update_epochs),
+    }

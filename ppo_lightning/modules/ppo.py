@@ -26,7 +26,6 @@ from ppo_lightning.configs import (
     SamplingConfig,
     ValidationConfig,
 )
-from ppo_lightning.configs.ppo import CLIP_RANGES, PENALTY_COEFS
 from ppo_lightning.diagnostics import review_scores
 from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank
 from ppo_lightning.functional import adapted_penalty_coef, moments
@@ -40,7 +39,7 @@ from ppo_lightning.models import (
     position_limits,
 )
 from ppo_lightning.modules.collection import Collection
-from ppo_lightning.modules.controls import Controls, Dial, Request
+from ppo_lightning.modules.controls import Controls, Request, ppo_dials
 from ppo_lightning.modules.guards import SelfCheck, SkipCounter
 from ppo_lightning.modules.held_out import HeldOut
 from ppo_lightning.modules.held_out_steps import HeldOutSteps
@@ -127,7 +126,7 @@ class PPOModule(HeldOutSteps):
     def _build_state(self, components: tuple[str, ...]) -> None:
         """What changes while the run goes on."""
         ppo, kl, guards = self.ppo, self.kl, self.guards
-        self.controls = Controls(_dials(ppo, kl))
+        self.controls = Controls(ppo_dials(ppo, kl))
         self.ledger = IterationLedger(components)
         self.self_check = SelfCheck(guards.self_check)
         self.skips = SkipCounter(guards.max_skipped_steps)
@@ -325,6 +324,13 @@ class PPOModule(HeldOutSteps):
         if self.trainer.current_epoch == 0:
             review_run(self, self.guards.advice)
 
+    @override
+    def teardown(self, stage: str) -> None:
+        """Let the rewards go of what they loaded; the next run sets them up again."""
+        self.reward_pipeline.close()
+        if self.gold is not None:
+            self.gold.close()
+
     # ------------------------------------------------------------------ the update
 
     @override
@@ -484,16 +490,3 @@ class PPOModule(HeldOutSteps):
         self._resumed = entry  # the rest is checked once the rewards are loaded
         self.controls.load_state_dict(entry["controls"])
         self.skips.in_a_row = int(entry["skipped_in_a_row"])
-
-
-def _dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
-    """Numbers that may change during a run, with their bounds."""
-    return {
-        "kl_coef": Dial(value=kl.coef),
-        "clip_range": Dial(value=ppo.clip_range, low=CLIP_RANGES[0], high=CLIP_RANGES[1]),
-        "ent_coef": Dial(value=ppo.ent_coef),
-        "penalty_coef": Dial(value=ppo.penalty_coef, low=PENALTY_COEFS[0], high=PENALTY_COEFS[1]),
-        "actor_lr_factor": Dial(value=1.0),
-        "critic_lr_factor": Dial(value=1.0),
-        "num_update_epochs": Dial(value=ppo.num_update_epochs, low=1, high=ppo.num_update_epochs),
-    }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.configs import BufferConfig
+from ppo_lightning.configs.checks import require, require_at_least
 from ppo_lightning.data import PromptSet, PromptSource, as_source, make_prompt_batch
 from ppo_lightning.distributed import owned_indices, rank, world_size
 from ppo_lightning.errors import ConfigError
@@ -63,6 +64,11 @@ class RolloutDataModule(ValidationSwitch):
         self.chat = chat
         self.system_prompt = system_prompt
         self.max_prompt_tokens = max_prompt_tokens
+        require(
+            overlong in ("error", "drop", "truncate"),
+            f"`overlong` must be one of error, drop, truncate, got {overlong!r}.",
+        )
+        require_at_least("val_batch_size", val_batch_size, 1)
         self.overlong = overlong
         self.val_batch_size = val_batch_size
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed

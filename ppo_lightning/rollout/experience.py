@@ -44,7 +44,8 @@ class NetworkScores:
         values: V before each token.
         ref_logprobs: log π_ref at the same temperature.
         kl: KL_t(π_old‖π_ref) by the configured estimator, nats.
-        final_values: V after the last token, for truncated responses. ``[B]``.
+        final_values: V after the last token, for truncated responses; None where nothing
+            asks for it. ``[B]``.
     """
 
     logprobs: Tensor
@@ -52,7 +53,7 @@ class NetworkScores:
     values: Tensor
     ref_logprobs: Tensor
     kl: Tensor
-    final_values: Tensor
+    final_values: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ def score_with_networks(
     temperature: float,
     estimator: KLEstimatorName,
     max_tokens: int | None,
+    final_values: bool = True,
 ) -> NetworkScores:
     """Run actor, critic and reference over the rollout, in microbatches.
 
@@ -88,11 +90,13 @@ def score_with_networks(
         temperature: Sampling temperature.
         estimator: Of the KL, see ``KLConfig``.
         max_tokens: Token budget of a microbatch.
+        final_values: Whether to value the state after the last token too. Without, a shared
+            trunk reads the very columns that it reads in the update.
     """
     whole = estimator == "full"
 
     def score(part: Sequences) -> dict[str, Tensor | None]:
-        ours = networks(part, temperature=temperature, logits=whole)
+        ours = networks(part, temperature=temperature, logits=whole, final_values=final_values)
         theirs = reference.logprobs(part, temperature=temperature, logits=whole)
         kl = _kl(ours, theirs, part.response_mask, temperature=temperature, estimator=estimator)
         return {
@@ -122,7 +126,7 @@ def score_in_parts(
 
     Args:
         sequences: B rows.
-        score: Maps some rows, trimmed, to ``[N, R']`` or ``[N]`` tensors by name.
+        score: Maps some rows, trimmed, to ``[N, R']`` or ``[N]`` tensors by name; None is left out.
         max_tokens: Most tokens in a pass, padding included; None takes ``SCORING_TOKENS``.
 
     Returns:
@@ -132,7 +136,8 @@ def score_in_parts(
     columns: dict[str, Tensor] = {}
     for rows in microbatch_rows(sequences, max_tokens=max_tokens or SCORING_TOKENS):
         for name, value in score(sequences.select(rows).trimmed()).items():
-            assert value is not None
+            if value is None:
+                continue
             column = columns.setdefault(name, value.new_zeros(shape[: value.dim()]))
             into = column[:, : value.shape[1]] if value.dim() > 1 else column
             into[rows.to(value.device)] = value
@@ -218,6 +223,7 @@ def _advantages(
     """Raw advantages and returns, each with its own λ. Both ``[B, R]``."""
     bootstrap = None
     if ppo.bootstrap_truncated:
+        assert networks.final_values is not None
         bootstrap = networks.final_values.masked_fill(~rollout.truncated, 0)
 
     def estimate(gae_lambda: float) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,7 @@ import pytest
 
 from ppo_lightning.configs import KLConfig, PPOConfig
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.modules.controls import Controls, Dial, Request, merged_value
-from ppo_lightning.modules.ppo import _dials
+from ppo_lightning.modules.controls import Controls, Dial, Request, merged_value, ppo_dials
 
 CONTROLLER = Request(source="AdaptiveKL", dial="kl_coef", value=1.0)
 DOCTOR = Request(source="Doctor", dial="kl_coef", factor=4.0, layer="doctor")
@@ -46,7 +45,7 @@ def test_bounds_hold_whatever_is_asked():
     [("clip_range", 1e-6), ("clip_range", 5e-4), ("clip_range", 0.9995), ("penalty_coef", 1e-6)],
 )
 def test_what_a_config_may_say_is_what_the_run_starts_with(dial, value):
-    assert Controls(_dials(PPOConfig(**{dial: value}), KLConfig()))[dial] == value
+    assert Controls(ppo_dials(PPOConfig(**{dial: value}), KLConfig()))[dial] == value
 
 
 def test_a_request_holds_through_its_last_iteration():

@@ -62,6 +62,18 @@ def keys(data, count=1):
     return [batch.keys.tolist() for batch in iterate(data, count)]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"overlong": "cut"}, "error, drop, truncate, got 'cut'"),
+        ({"val_batch_size": 0}, "`val_batch_size` must be at least 1"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        RolloutDataModule(PROMPTS, **wrong)
+
+
 def test_keys_are_a_function_of_seed_iteration_and_index(tiny_llama_dir):
     first, second = keys(attached(tiny_llama_dir), 2)
     assert len({*first, *second}) == 8  # no two responses share their random numbers

@@ -245,3 +245,4 @@ def test_final_values_are_of_the_state_after_the_last_token(tmp_path):
     }
     final = score_with_networks(shorter, **options).final_values
     assert_close(final, score_with_networks(longer, **options).values[:, 3])
+    assert score_with_networks(shorter, **options, final_values=False).final_values is None
