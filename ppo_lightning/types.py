@@ -235,6 +235,23 @@ class Experience(TensorRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """An illness that was found in a run; the same on all ranks.
+
+    Args:
+        illness: Its name in the documentation's table, such as ``kl_runaway``.
+        evidence: One sentence with the figures.
+        iteration: In which it showed.
+        source: Who found it.
+    """
+
+    illness: str
+    evidence: str
+    iteration: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class MiniBatch(TensorRecord):
     """The rows of one optimiser step on this rank.
 

@@ -12,6 +12,7 @@ from ppo_lightning.configs.models import (
 )
 from ppo_lightning.configs.optim import GroupConfig, OptimizerConfig
 from ppo_lightning.configs.ppo import PPOConfig
+from ppo_lightning.configs.ptx import PTXConfig
 from ppo_lightning.configs.rewards import RewardProcessing
 from ppo_lightning.configs.sampling import SamplingConfig
 from ppo_lightning.configs.validation import ValidationConfig
@@ -27,6 +28,7 @@ __all__ = [
     "LoraConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "PTXConfig",
     "PolicyConfig",
     "ReferenceConfig",
     "RewardProcessing",

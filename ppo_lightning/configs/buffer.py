@@ -12,19 +12,23 @@ class BufferConfig:
     """The buffer of one iteration, counted over all ranks.
 
     Args:
-        num_prompts: Prompts in one iteration.
+        num_prompts: Prompts in one iteration; with ``num_tokens`` in the first.
         responses_per_prompt: Responses sampled for each prompt.
         num_minibatches: Optimiser steps in one pass over the buffer. Where the sizes do not
             divide, minibatches differ by one response.
+        num_tokens: Response tokens in one iteration, about: the number of prompts follows the
+            length of the responses in the iteration before. None keeps to ``num_prompts``.
     """
 
     num_prompts: int = 64
     responses_per_prompt: int = 1
     num_minibatches: int = 4
+    num_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "responses_per_prompt", "num_minibatches"):
             require_at_least(name, getattr(self, name), 1)
+        require_at_least("num_tokens", self.num_tokens, 1)
         require(
             self.num_minibatches <= self.num_responses,
             f"`num_minibatches` ({self.num_minibatches}) must not exceed the responses of one "

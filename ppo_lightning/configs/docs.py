@@ -16,6 +16,7 @@ from ppo_lightning.configs.kl import KLConfig
 from ppo_lightning.configs.models import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.configs.optim import GroupConfig, OptimizerConfig
 from ppo_lightning.configs.ppo import PPOConfig
+from ppo_lightning.configs.ptx import PTXConfig
 from ppo_lightning.configs.rewards import RewardProcessing
 from ppo_lightning.configs.sampling import SamplingConfig
 from ppo_lightning.configs.validation import ValidationConfig
@@ -37,6 +38,7 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("model.init_args.reward_processing", RewardProcessing, ""),
     ("model.init_args.validation", ValidationConfig, ""),
     ("model.init_args.guards", GuardConfig, ""),
+    ("model.init_args.ptx", PTXConfig, "Null, the default, is PPO alone."),
     ("data.init_args.buffer", BufferConfig, ""),
 )
 """(where the section stands in a config, its class, a remark)"""

@@ -13,8 +13,8 @@ class GuardConfig:
     """Guards of the update.
 
     Args:
-        max_skipped_steps: The run stops after this many steps in a row were skipped because the
-            loss or a gradient was not finite.
+        max_skipped_steps: After this many steps in a row that were skipped, because the loss or a
+            gradient was not finite, the run is rolled back (`CheckpointRollback`) or else stops.
         self_check: At the first minibatch of each iteration the ratio must be 1 to the precision
             of the run: ``warn``, ``error`` or ``off``.
         advice: Start-up review of the settings: ``off``, ``warn`` or ``error``.

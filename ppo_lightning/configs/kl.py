@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import require, require_at_least, require_choices
+from ppo_lightning.configs.checks import (
+    require,
+    require_at_least,
+    require_choices,
+    require_positive,
+)
 
 KLEstimatorName = Literal["k1", "k2", "k3", "abs", "full"]
 
@@ -21,15 +26,22 @@ class KLConfig:
         placement: ``token`` puts −β·KL_t into each token's reward, ``last`` puts the response's
             sum on its last token, ``loss`` adds the KL to the loss (``k2`` or ``full`` only:
             their gradient is that of the KL).
+        max_kl_ref: An update stops where the policy, moving away, is farther than this from the
+            reference; nats per response, measured on the minibatch. None sets no bound.
+        max_kl_ref_per_token: The same in nats per token.
     """
 
     coef: float = 0.05
     estimator: KLEstimatorName = "k1"
     placement: Literal["token", "last", "loss"] = "token"
+    max_kl_ref: float | None = None
+    max_kl_ref_per_token: float | None = None
 
     def __post_init__(self) -> None:
         require_choices(self)
         require_at_least("coef", self.coef, 0)
+        require_positive("max_kl_ref", self.max_kl_ref)
+        require_positive("max_kl_ref_per_token", self.max_kl_ref_per_token)
         require(
             self.placement != "loss" or self.estimator in ("k2", "full"),
             f"`placement: loss` needs `estimator: k2` or `full`, got {self.estimator}: the "

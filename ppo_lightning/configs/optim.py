@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ppo_lightning.configs.checks import (
+    require,
     require_at_least,
     require_choices,
     require_positive,
@@ -51,6 +52,9 @@ class OptimizerConfig:
         weight_decay: Decay of the weights.
         options: Other arguments of the class. Of the three above it gets those that it has; a
             value given for one that it lacks is refused.
+        lr_scaling: How both rates follow the size of a minibatch: ``none``, ``linear`` or ``sqrt``
+            in responses of a minibatch over ``lr_batch_size``.
+        lr_batch_size: Responses of a minibatch, over all ranks, that the rates are meant for.
     """
 
     name: str = "AdamW"
@@ -58,9 +62,32 @@ class OptimizerConfig:
     eps: float = 1e-5
     weight_decay: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    lr_batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        require_choices(self)
+        require_at_least("lr_batch_size", self.lr_batch_size, 1)
+        require(
+            (self.lr_scaling == "none") == (self.lr_batch_size is None),
+            "`lr_scaling` and `lr_batch_size` belong together: set both or none.",
+        )
         for beta in self.betas:
             require_within("betas", beta, 0, 1)
         require_positive("eps", self.eps)
         require_at_least("weight_decay", self.weight_decay, 0)
+
+    def lr_scale(self, batch_size: float) -> float:
+        """Factor on both learning rates.
+
+        Args:
+            batch_size: Responses of a minibatch, over all ranks.
+
+        Source:
+            Goyal et al. 2017, arXiv:1706.02677 (linear, for SGD); Malladi et al. 2022,
+            arXiv:2205.10287 (square root, for Adam).
+        """
+        if self.lr_batch_size is None:
+            return 1.0
+        ratio = batch_size / self.lr_batch_size
+        return ratio if self.lr_scaling == "linear" else ratio**0.5

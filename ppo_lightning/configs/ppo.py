@@ -30,8 +30,14 @@ class PPOConfig:
         penalty_coef: First coefficient of KL(old‖new) in ``objective: penalty``.
         penalty_target: KL(old‖new), nats per token, that the coefficient is steered to.
         num_update_epochs: K, passes over the buffer.
+        update_order: Each step trains actor and critic ``together``, or they take turns pass by
+            pass (``in_turn``: critic, actor, critic, …; a shared trunk is then the actor's alone).
+        extra_critic_epochs: Passes after those K in which the critic alone is trained.
         target_kl: Bound on KL(old‖new), nats per token; None turns the stop off.
         kl_stop_factor: The update stops above ``kl_stop_factor`` × ``target_kl``.
+        advantage: ``gae``; or without a critic, from the responses to one prompt: ``rloo`` (less
+            the mean of the others) or ``group`` (z-score), of score and KL penalty together.
+        drop_flat_prompts: Leave prompts whose responses all have the same score out of the losses.
         gamma: Discount per token.
         gae_lambda: λ of the actor's advantages: 0 is one-step TD, 1 is Monte Carlo.
         value_gae_lambda: λ of the critic's returns; None takes ``gae_lambda``.
@@ -53,8 +59,12 @@ class PPOConfig:
     penalty_coef: float = 1.0
     penalty_target: float = 0.01
     num_update_epochs: int = 4
+    update_order: Literal["together", "in_turn"] = "together"
+    extra_critic_epochs: int = 0
     target_kl: float | None = 0.02
     kl_stop_factor: float = 1.0
+    advantage: Literal["gae", "rloo", "group"] = "gae"
+    drop_flat_prompts: bool = False
     gamma: float = 1.0
     gae_lambda: float = 0.95
     value_gae_lambda: float | None = None
@@ -72,6 +82,7 @@ class PPOConfig:
         require_within("clip_range", self.clip_range, *CLIP_RANGES)
         require_within("penalty_coef", self.penalty_coef, *PENALTY_COEFS)
         require_at_least("num_update_epochs", self.num_update_epochs, 1)
+        require_at_least("extra_critic_epochs", self.extra_critic_epochs, 0)
         require_at_least("microbatch_tokens", self.microbatch_tokens, 1)
         for name in ("clip_range_high", "penalty_target", "target_kl"):
             require_positive(name, getattr(self, name))
@@ -84,6 +95,13 @@ class PPOConfig:
         require(
             self.dual_clip is None or self.dual_clip > 1,
             f"`dual_clip` must be above 1, got {self.dual_clip}.",
+        )
+
+        require(
+            self.advantage == "gae"
+            or (self.extra_critic_epochs == 0 and self.update_order == "together"),
+            f"`advantage: {self.advantage}` has no use for a critic: leave `extra_critic_epochs` "
+            "and `update_order` out.",
         )
 
     @property

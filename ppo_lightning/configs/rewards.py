@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,9 @@ from ppo_lightning.configs.checks import (
     require_choices,
     require_positive,
 )
+
+NormalizerName = Literal["none", "batch", "running", "ema", "reference", "group"]
+_EMA_DECAY = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +27,16 @@ class RewardProcessing:
             ``overlong_tokens[0]``, and in proportion between.
         overlong_tokens: Where that penalty begins and where it is full, in response tokens.
         mask_truncated: Leave responses without an end token out of the losses.
-        normalize: ``none``, or ``batch`` z-scores over all responses of the iteration (this
-            changes the meaning of the KL coefficient: β_eff = β · spread).
+        normalize: ``none``, or scores less their mean, divided by their spread σ: of this
+            iteration's responses (``batch``), of all so far (``running``), of recent iterations
+            (``ema``), of the starting policy (``reference``), or of one prompt's own responses
+            (``group``). A coefficient β of the KL then acts like β_eff = β · σ on the scores as
+            they were; a moving σ moves it.
+        ema_decay: For ``ema``: weight that the past keeps at each iteration; 1 / (1 - decay)
+            iterations are remembered.
+        reference_mean: For ``reference``: the mean, where it is known beforehand. None measures
+            mean and spread on the first buffer of the run whose scores differ, and keeps them.
+        reference_std: For ``reference``: the spread that belongs to ``reference_mean``.
         clip: Scores are clipped to ± this; None turns it off.
         on_nonfinite: A NaN or infinite score is an ``error``, or the response is left out of the
             buffer and counted (``drop``). That of a reward of weight 0 does neither.
@@ -34,7 +46,10 @@ class RewardProcessing:
     overlong_penalty: float = 0.0
     overlong_tokens: tuple[int, int] | None = None
     mask_truncated: bool = False
-    normalize: Literal["none", "batch"] = "none"
+    normalize: NormalizerName = "none"
+    ema_decay: float = _EMA_DECAY
+    reference_mean: float | None = None
+    reference_std: float | None = None
     clip: float | None = 10.0
     on_nonfinite: Literal["error", "drop"] = "error"
 
@@ -51,4 +66,29 @@ class RewardProcessing:
         require(
             self.overlong_penalty == 0 or self.overlong_tokens is not None,
             "`overlong_penalty` needs `overlong_tokens: [start, end]`.",
+        )
+        self._check_normalizer()
+
+    def _check_normalizer(self) -> None:
+        """A knob of another kind of normalisation would do nothing, which nobody means."""
+        decay, mean, std = self.ema_decay, self.reference_mean, self.reference_std
+        require(0 <= decay < 1, f"`ema_decay` must lie in [0, 1), got {decay}.")
+        require(
+            decay == _EMA_DECAY or self.normalize == "ema",
+            f"`ema_decay` ({decay}) is for `normalize: ema`, and `normalize` is {self.normalize}.",
+        )
+        require(
+            mean is None or math.isfinite(mean),
+            f"`reference_mean` must be a finite number, got {mean}.",
+        )
+        require_positive("reference_std", std)
+        require(
+            (mean is None) == (std is None),
+            f"`reference_mean` ({mean}) and `reference_std` ({std}) belong together: give both, "
+            "or neither to have them measured.",
+        )
+        require(
+            std is None or self.normalize == "reference",
+            "`reference_mean` and `reference_std` are for `normalize: reference`, and `normalize` "
+            f"is {self.normalize}.",
         )

@@ -43,6 +43,26 @@ class RolloutStats:
     score_max: float | None = metric(
         "rollout/score_max", "reward", "largest", "highest of those scores"
     )
+    score_spread: float | None = metric(
+        "rollout/score_spread",
+        "reward",
+        "state",
+        "σ that scores were divided by: `kl_coef` times it is β in units of the raw score; only "
+        "with `reward_processing.normalize`",
+    )
+    prompt_score_std: float | None = metric(
+        "rollout/prompt_score_std",
+        "reward",
+        "mean over prompts",
+        "spread of the scores of one prompt's responses; only with `responses_per_prompt` above 1",
+    )
+    flat_prompt_share: float | None = metric(
+        "rollout/flat_prompt_share",
+        "share",
+        "mean over prompts",
+        "prompts whose responses all have the same score: too hard or too easy",
+        note="they teach nothing; near 1 there is nothing to learn from",
+    )
     raw_score_mean: float | None = metric(
         "rollout/raw_score_mean",
         "reward",
@@ -122,7 +142,14 @@ class RolloutStats:
         "rollout/dropped_responses",
         "responses",
         "total",
-        "left out of the buffer: no tokens, or a score that is not finite",
+        "left out of the buffer: no tokens, or a score, log-probability or value not finite",
+        healthy=(0.0, 0.0),
+    )
+    nonfinite_responses: float | None = metric(
+        "rollout/nonfinite_responses",
+        "responses",
+        "total",
+        "those of them of which a network gave a log-probability or value that is not finite",
         healthy=(0.0, 0.0),
     )
     repeated_bigrams: float | None = metric(

@@ -18,6 +18,7 @@ Aggregation = Literal[
     "mean over tokens",
     "mean over responses",
     "mean over steps",
+    "mean over prompts",
     "deviation over tokens",
     "deviation over responses",
     "largest",

@@ -30,6 +30,12 @@ class UpdateStats:
         "squared error of the value against the return, clipped as configured, without ½",
         note="should settle; a high or jumping one points to the critic or to unscaled rewards",
     )
+    ptx_loss: float | None = metric(
+        "update/ptx_loss",
+        "nats per token",
+        "mean over tokens",
+        "−log-probability of the texts that are learned beside; only with `ptx`",
+    )
     kl_loss: float | None = metric(
         "update/kl_loss",
         "nats per token",
@@ -58,6 +64,19 @@ class UpdateStats:
     )
     kl_stopped: float | None = metric(
         "update/kl_stopped", "0 or 1", "state", "1 if the bound on KL(old‖new) ended the update"
+    )
+    kl_ref_update: float | None = metric(
+        "update/kl_ref",
+        "nats per response",
+        "mean over responses",
+        "KL(policy‖reference) while it is being updated: ratio times log-ratio to the reference on "
+        "the buffer's tokens",
+    )
+    kl_capped: float | None = metric(
+        "update/kl_capped",
+        "0 or 1",
+        "state",
+        "1 if a bound on KL(policy‖reference) ended the update",
     )
     penalty_coef: float | None = metric(
         "update/penalty_coef",
@@ -93,6 +112,9 @@ class UpdateStats:
     )
     clip_range: float | None = metric(
         "update/clip_range", "1", "state", "ε in force (the lower one where they differ)"
+    )
+    ent_coef: float | None = metric(
+        "update/ent_coef", "1", "state", "weight of the entropy bonus in force"
     )
     ratio_mean: float | None = metric(
         "update/ratio_mean", "1", "mean over tokens", "probability ratio new/old", note="about 1"
@@ -150,7 +172,7 @@ class UpdateStats:
         "update/steps_skipped_kl",
         "steps",
         "total",
-        "planned steps that the bound on KL(old‖new) left out",
+        "planned steps that a bound on a KL left out, the one at which it stopped included",
     )
     steps_skipped_nonfinite: float | None = metric(
         "update/steps_skipped_nonfinite",

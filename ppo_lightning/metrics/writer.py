@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ppo_lightning.metrics.stats import ITERATION, IterationStats
 
 _VERSION = "schema_version"
 _NONFINITE = "nonfinite"
+_CHANGES = "changes"
 
 
 class MetricsWriter:
@@ -49,8 +50,12 @@ class MetricsWriter:
         self._start(kept)
         self._last = iteration - 1
 
-    def write(self, stats: IterationStats) -> None:
+    def write(self, stats: IterationStats, changes: Sequence[Mapping[str, Any]] = ()) -> None:
         """Append one iteration.
+
+        Args:
+            stats: What was measured.
+            changes: What was changed by it, for readers; not measured, so not read back.
 
         Raises:
             ValueError: The iteration is not after the last one.
@@ -63,7 +68,8 @@ class MetricsWriter:
                 f"`iteration` must rise, got {stats.iteration} after {self._last}. A run that goes "
                 "back to an earlier iteration calls `resume` first."
             )
-        append_jsonl(self.path, _row(stats))
+        row = _row(stats) | ({_CHANGES: list(changes)} if changes else {})
+        append_jsonl(self.path, row)
         self._last = stats.iteration
 
     def _start(self, rows: list[dict[str, Any]]) -> None:

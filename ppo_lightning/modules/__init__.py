@@ -1,8 +1,20 @@
 """The LightningModules."""
 
+from ppo_lightning.modules.checkpoint_files import CheckpointFiles, last_checkpoint
 from ppo_lightning.modules.collection import Collected
 from ppo_lightning.modules.controls import Controls, Dial, Request
 from ppo_lightning.modules.held_out import Answer
+from ppo_lightning.modules.interrupts import StopOnSigterm
 from ppo_lightning.modules.ppo import PPOModule
 
-__all__ = ["Answer", "Collected", "Controls", "Dial", "PPOModule", "Request"]
+__all__ = [
+    "Answer",
+    "CheckpointFiles",
+    "Collected",
+    "Controls",
+    "Dial",
+    "PPOModule",
+    "Request",
+    "StopOnSigterm",
+    "last_checkpoint",
+]

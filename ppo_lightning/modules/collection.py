@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
 from ppo_lightning.distributed import all_reduce_sum
+from ppo_lightning.functional import in_flat_group
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rewards import RewardPipeline, RewardResult
 from ppo_lightning.rollout import (
@@ -20,6 +21,7 @@ from ppo_lightning.rollout import (
     StopRules,
     build_experience,
     completions_of,
+    finite_scores,
     score_with_networks,
 )
 from ppo_lightning.rollout.experience import Reference
@@ -37,7 +39,9 @@ class Collected:
         networks: What actor, critic and reference say of the tokens.
         shaped: Token rewards and raw advantages.
         experience: The buffer.
-        kept: Responses that are in the buffer: with tokens and a usable score. ``[B]`` bool.
+        kept: Responses that are in the buffer: with tokens, a usable score, and finite numbers from
+            all networks. ``[B]`` bool.
+        nonfinite: Responses of which a network gave a number that is not finite. ``[B]`` bool.
     """
 
     rollout: Rollout
@@ -47,6 +51,7 @@ class Collected:
     shaped: ShapedRollout
     experience: Experience
     kept: Tensor
+    nonfinite: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +106,17 @@ class Collection:
             rollout = self._sample(prompts, policy_version)
         with self.stage("reward"):
             completions = completions_of(rollout, self.tokenizer)
-            result = self.rewards(completions, reduce=all_reduce_sum)
-        kept = ~result.dropped.to(rollout.truncated.device) & rollout.response_mask.any(1)
+            result = self.rewards(completions, groups=prompts.groups, reduce=all_reduce_sum)
+        scored = ~result.dropped.to(rollout.truncated.device) & rollout.response_mask.any(1)
         with self.stage("scoring"):
             with self.precision():
-                networks = self._network_scores(rollout)
+                networks, finite = finite_scores(self._network_scores(rollout))
+            kept = scored & finite
             experience, shaped = build_experience(
                 rollout,
                 result.scores.to(rollout.response_ids.device),
                 networks,
-                used=kept & ~rollout.truncated if self.rewards.processing.mask_truncated else kept,
+                used=self._used(kept, rollout, result),
                 ppo=self.ppo,
                 kl=self.kl,
                 kl_coef=kl_coef,
@@ -126,7 +132,18 @@ class Collection:
             shaped=shaped,
             experience=experience,
             kept=kept,
+            nonfinite=~finite,
         )
+
+    def _used(self, kept: Tensor, rollout: Rollout, result: RewardResult) -> Tensor:
+        """Responses that the losses count. ``[B]`` bool."""
+        used = kept
+        if self.rewards.processing.mask_truncated:
+            used = used & ~rollout.truncated
+        if self.ppo.drop_flat_prompts:
+            scores, groups = result.scores.to(kept.device), rollout.prompts.groups
+            used = used & ~in_flat_group(scores, groups, kept, reduce=all_reduce_sum)
+        return used
 
     def _sample(self, prompts: PromptBatch, policy_version: int) -> Rollout:
         return self.engine.generate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, Literal
 
 from ppo_lightning.configs import KLConfig, PPOConfig
@@ -15,6 +16,9 @@ from ppo_lightning.configs.ppo import CLIP_RANGES, PENALTY_COEFS
 from ppo_lightning.errors import ConfigError, unknown_key_message
 
 Layer = Literal["controller", "doctor", "safety"]
+PROMPT_FACTORS = (0.25, 16.0)
+"""Bounds of the factor on a buffer's prompts."""
+
 _LAYERS: tuple[Layer, ...] = ("controller", "doctor", "safety")  # applied in this order
 
 
@@ -30,7 +34,7 @@ class Dial:
 
     value: float
     low: float = 0.0
-    high: float = float("inf")
+    high: float = inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,4 +165,8 @@ def ppo_dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
         "actor_lr_factor": Dial(value=1.0),
         "critic_lr_factor": Dial(value=1.0),
         "num_update_epochs": Dial(value=ppo.num_update_epochs, low=1, high=ppo.num_update_epochs),
+        "train_actor": Dial(value=1.0, high=1.0),
+        "num_prompts_factor": Dial(value=1.0, low=PROMPT_FACTORS[0], high=PROMPT_FACTORS[1]),
+        "max_kl_ref": Dial(value=kl.max_kl_ref or inf),
+        "max_kl_ref_per_token": Dial(value=kl.max_kl_ref_per_token or inf),
     }

@@ -70,24 +70,35 @@ class SkipCounter:
     """Counts steps in a row that were skipped because a number was not finite.
 
     Args:
-        limit: The run stops after this many in a row.
+        limit: This many in a row are an illness.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.in_a_row = 0
 
-    def count(self, skipped: bool) -> None:
+    def count(self, skipped: bool) -> bool:
         """Count one step.
 
-        Raises:
-            UpdateError: ``limit`` steps in a row were skipped.
+        Returns:
+            Whether ``limit`` steps in a row were skipped.
         """
         self.in_a_row = self.in_a_row + 1 if skipped else 0
-        if self.in_a_row >= self.limit:
-            raise UpdateError(
-                f"{self.in_a_row} optimiser steps in a row had a loss or gradient that is not "
-                "finite; no parameter was changed by them. Lower `actor.lr`, clip the rewards "
-                "(`reward_processing.clip`), or raise `optimizer.eps` to 1e-4, and resume from the "
-                "last checkpoint. `guards.max_skipped_steps` sets how many are tolerated."
-            )
+        return self.in_a_row >= self.limit
+
+    @property
+    def evidence(self) -> str:
+        """What was counted, as a sentence."""
+        return (
+            f"{self.in_a_row} optimiser steps in a row had a loss or gradient that is not finite; "
+            "no parameter was changed by them."
+        )
+
+    def error(self) -> UpdateError:
+        """Return the error that ends a run which nothing treats."""
+        return UpdateError(
+            f"{self.evidence} Lower `actor.lr`, clip the rewards (`reward_processing.clip`), or "
+            "raise `optimizer.eps` to 1e-4, and resume from the last checkpoint; or add the "
+            "callback `CheckpointRollback`, which does so by itself. `guards.max_skipped_steps` "
+            "sets how many are tolerated."
+        )

@@ -58,6 +58,10 @@ class HeldOutSteps(pl.LightningModule):
         own = held_out.answers(batch, writer="policy", config=self.validation)
         return own + self._reference_answers[asked]
 
+    def forget_reference_answers(self) -> None:
+        """To be called when the reference has changed: its answers are asked for again."""
+        self._reference_answers.clear()
+
     def _log_answers(self, prefix: str, found: Mapping[str, AnswerStats]) -> None:
         logged = answers_log(prefix, found) | {"step": float(self.iteration)}
         # Reduced already: the mean over ranks is each rank's own value, and Lightning is content.

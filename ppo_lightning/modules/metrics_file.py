@@ -47,4 +47,6 @@ class MetricsFile(pl.Callback):
     ) -> None:
         """Write one iteration; called by the module when all its numbers are known."""
         if self._writer is not None:
-            self._writer.write(stats)
+            journal = getattr(getattr(pl_module, "controls", None), "journal", ())
+            changes = [entry for entry in journal if entry["iteration"] == stats.iteration]
+            self._writer.write(stats, changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,23 +20,30 @@ from ppo_lightning.functional import (
     value_loss_per_token,
 )
 from ppo_lightning.models import PolicyOutput
+from ppo_lightning.modules.passes import Part
 from ppo_lightning.types import Experience
 
 LOG_RATIO_CLAMP = 10.0
 
 SUMS = (
     "policy_loss",
-    "value_loss",
     "entropy",
     "kl_old",
     "kl_loss",
+    "kl_ref",
+    "kl_ref_before",
     "ratio",
     "outside",
     "clip_active",
     "dual_clipped",
-    "value_clipped",
     "ratio_clamped",
     "tokens",
+    "sequences",
+    "value_loss",
+    "value_clipped",
+    "value_tokens",
+    "ptx_loss",
+    "ptx_tokens",
 )
 """Names of the entries of ``Terms.sums``."""
 
@@ -71,7 +79,8 @@ class Terms(NamedTuple):
 
     Attributes:
         loss: Its contribution to the loss of the step; a scalar with gradient.
-        sums: Sums over valid tokens, in the order of ``SUMS``. ``[len(SUMS)]`` float.
+        sums: Sums over valid tokens, in the order of ``SUMS``; 0 for what was not trained.
+            ``[len(SUMS)]`` float.
         ratio_max: Largest ratio. 0-d.
         first_error: Largest |log π_θ − log π_old|. 0-d.
     """
@@ -90,6 +99,7 @@ def microbatch_terms(
     kl: KLConfig,
     coefficients: Coefficients,
     counts: Counts,
+    part: Part = "both",
     ref_logits: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Terms:
@@ -102,14 +112,46 @@ def microbatch_terms(
         kl: Where the penalty towards the reference goes.
         coefficients: In force now.
         counts: Divisors.
+        part: What is trained; the other terms are left out.
         ref_logits: Of the reference, for ``kl.placement: loss`` with the ``full`` estimator.
             ``[B, R, V]``.
         temperature: Of the sampling distribution, for the same.
     """
     mask = batch.sequences.response_mask
-    assert output.entropy is not None
+    per_token = torch.zeros_like(batch.returns)
+    found: dict[str, Tensor] = {}
+    ratio_max = first_error = torch.zeros((), device=mask.device)
+    if part != "critic":
+        kl_loss = None
+        if kl.placement == "loss":
+            kl_loss = _kl_loss(output, batch, ref_logits, temperature)
+        actor, actor_sums = _actor_terms(output, batch, ppo, coefficients, kl_loss)
+        per_token, found = per_token + actor, found | actor_sums
+        ratio_max = actor_sums["ratio"].max()
+        first_error = _log_ratio(output, batch).abs().max()
+    if part != "actor":
+        critic, critic_sums = _critic_terms(output, batch, ppo)
+        per_token, found = per_token + ppo.vf_coef * critic, found | critic_sums
+    loss = aggregate(per_token, mask, mode=ppo.loss_aggregation, **counts._asdict())
+    return Terms(loss, _sums(mask, found), ratio_max, first_error)
+
+
+@torch.no_grad()
+def _sums(mask: Tensor, found: Mapping[str, Tensor]) -> Tensor:
+    """Sums over valid tokens in the order of ``SUMS``, in one reduction. ``[len(SUMS)]``."""
+    dtype = next(iter(found.values())).dtype
+    table = torch.zeros((len(SUMS), *mask.shape), dtype=dtype, device=mask.device)
+    for name, column in found.items():
+        table[SUMS.index(name)] = column
+    return table.masked_fill(~mask, 0).sum((1, 2))
+
+
+def _critic_terms(
+    output: PolicyOutput, batch: Experience, ppo: PPOConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Value loss per token, and what is summed about it. ``[B, R]`` each."""
+    mask = batch.sequences.response_mask
     assert output.values is not None
-    policy, ratio, flags = _policy_terms(output, batch, ppo, coefficients)
     value = value_loss_per_token(
         output.values,
         batch.old_values,
@@ -118,29 +160,46 @@ def microbatch_terms(
         clip_range=ppo.value_clip_range,
         huber_delta=ppo.value_huber_delta,
     )
-    kl_loss = torch.zeros_like(policy)
-    if kl.placement == "loss":
-        kl_loss = _kl_loss(output, batch, ref_logits, temperature)
-    per_token = policy + ppo.vf_coef * value.loss
+    found = {"value_loss": value.loss, "value_clipped": value.clipped, "value_tokens": mask}
+    return value.loss, found
+
+
+def _actor_terms(
+    output: PolicyOutput,
+    batch: Experience,
+    ppo: PPOConfig,
+    coefficients: Coefficients,
+    kl_loss: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the policy per token, and what is summed about it. ``[B, R]`` each."""
+    mask = batch.sequences.response_mask
+    assert output.entropy is not None
+    loss, ratio, flags = _policy_terms(output, batch, ppo, coefficients)
+    difference = _log_ratio(output, batch)
+    found = {
+        "policy_loss": loss,
+        "entropy": output.entropy,
+        "kl_old": _kl_old(difference),
+        "ratio": ratio,
+        # Of tokens that the old policy wrote: the ratio weighs them as the new one would write.
+        "kl_ref": ratio * (output.logprobs - batch.ref_logprobs),
+        "kl_ref_before": batch.old_logprobs - batch.ref_logprobs,
+        "ratio_clamped": difference.abs() > LOG_RATIO_CLAMP,
+        "tokens": mask,
+        "sequences": mask & (mask.cumsum(1) == 1),
+        **flags,
+    }
     if coefficients.ent_coef:
-        per_token = per_token - coefficients.ent_coef * output.entropy
-    if kl.placement == "loss":
-        per_token = per_token + coefficients.kl_coef * kl_loss
-    loss = aggregate(per_token, mask, mode=ppo.loss_aggregation, **counts._asdict())
-    difference = (output.logprobs.detach() - batch.old_logprobs).masked_fill(~mask, 0)
-    sums = _sums(
-        mask,
-        (policy, value.loss, output.entropy, _kl_old(difference), kl_loss, ratio),
-        (*flags, value.clipped, difference.abs() > LOG_RATIO_CLAMP),
-    )
-    return Terms(loss, sums, ratio.max(), difference.abs().max())
+        loss = loss - coefficients.ent_coef * output.entropy
+    if kl_loss is not None:
+        loss, found["kl_loss"] = loss + coefficients.kl_coef * kl_loss, kl_loss
+    return loss, found
 
 
-@torch.no_grad()
-def _sums(mask: Tensor, values: tuple[Tensor, ...], flags: tuple[Tensor, ...]) -> Tensor:
-    """Sums over valid tokens in the order of ``SUMS``, in one reduction. ``[len(SUMS)]``."""
-    table = torch.stack([row.to(values[0].dtype) for row in (*values, *flags, mask)])
-    return table.masked_fill(~mask, 0).sum((1, 2))
+def _log_ratio(output: PolicyOutput, batch: Experience) -> Tensor:
+    """Log π_θ − log π_old without gradient, 0 outside the mask. ``[B, R]``."""
+    mask = batch.sequences.response_mask
+    return (output.logprobs.detach() - batch.old_logprobs).masked_fill(~mask, 0)
 
 
 def _kl_old(difference: Tensor) -> Tensor:
@@ -151,16 +210,15 @@ def _kl_old(difference: Tensor) -> Tensor:
 
 def _policy_terms(
     output: PolicyOutput, batch: Experience, ppo: PPOConfig, coefficients: Coefficients
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Loss per token, ratio, and the flags (outside, clip active, dual clipped)."""
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Loss per token, ratio, and the flags by their names in ``SUMS``. ``[B, R]`` each."""
     mask = batch.sequences.response_mask
     shared = (output.logprobs, batch.old_logprobs, batch.advantages, mask)
     if ppo.objective == "penalty":
         terms = penalty_loss_per_token(*shared, penalty_coef=coefficients.penalty_coef)
         low, high = 1 - coefficients.clip_low, 1 + coefficients.clip_high
         outside = ((terms.ratio < low) | (terms.ratio > high)) & mask
-        unused = torch.zeros_like(outside)
-        return terms.loss, terms.ratio, (outside, unused, unused)
+        return terms.loss, terms.ratio.detach(), {"outside": outside}
     clipped = policy_loss_per_token(
         *shared,
         clip_low=coefficients.clip_low,
@@ -168,8 +226,12 @@ def _policy_terms(
         dual_clip=ppo.dual_clip,
         log_ratio_clamp=LOG_RATIO_CLAMP,
     )
-    flags = (clipped.outside, clipped.clip_active, clipped.dual_clipped)
-    return clipped.loss, clipped.ratio, flags
+    flags = {
+        "outside": clipped.outside,
+        "clip_active": clipped.clip_active,
+        "dual_clipped": clipped.dual_clipped,
+    }
+    return clipped.loss, clipped.ratio.detach(), flags
 
 
 def _kl_loss(

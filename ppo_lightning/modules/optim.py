@@ -124,6 +124,7 @@ def build_scheduler(
     critic: GroupConfig,
     total_steps: int | None,
     factors: Callable[[str], float],
+    actor_delay: Callable[[], int] = lambda: 0,
 ) -> LambdaLR:
     """Schedule both groups over *planned* optimiser steps, taken or not.
 
@@ -133,6 +134,8 @@ def build_scheduler(
         critic: Warm-up and schedule of the critic.
         total_steps: Planned steps of the whole run; None where it has no end.
         factors: Factor on a group's rate that is in force now, by the group's name.
+        actor_delay: Planned steps that the actor has sat out: its schedule begins after them, and
+            ends with the run all the same.
 
     Raises:
         ConfigError: A schedule that ends with the run, in a run without end.
@@ -145,10 +148,11 @@ def build_scheduler(
 
     def law(name: str, group: GroupConfig) -> Callable[[int], float]:
         def factor(step: int) -> float:
+            delay = actor_delay() if name == "actor" else 0
             scheduled = lr_factor(
-                step,
+                step - delay,
                 warmup_steps=group.warmup,
-                total_steps=total_steps,
+                total_steps=None if total_steps is None else total_steps - delay,
                 schedule=group.schedule,
                 min_ratio=group.min_lr_ratio,
             )
@@ -180,6 +184,12 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> Tensor:
     if not gradients:
         return torch.zeros(())
     return torch.nn.utils.get_total_norm(gradients)
+
+
+def drop_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Leave a group out of the next step: a rate of 0 would still move Adam's moments."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def clip_gradients(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from typing_extensions import override
 
 from ppo_lightning.checkpointing.entry import check_beside, pack_checkpoint, unpack_checkpoint
@@ -21,14 +20,16 @@ from ppo_lightning.configs import (
     OptimizerConfig,
     PolicyConfig,
     PPOConfig,
+    PTXConfig,
     ReferenceConfig,
     RewardProcessing,
     SamplingConfig,
     ValidationConfig,
 )
 from ppo_lightning.diagnostics import review_scores
-from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, any_rank
-from ppo_lightning.functional import adapted_penalty_coef, moments
+from ppo_lightning.distributed import all_reduce_sum
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.functional import moments
 from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
@@ -39,31 +40,27 @@ from ppo_lightning.models import (
     position_limits,
 )
 from ppo_lightning.modules.collection import Collection
-from ppo_lightning.modules.controls import Controls, Request, ppo_dials
-from ppo_lightning.modules.guards import SelfCheck, SkipCounter
+from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
-from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.metrics_file import MetricsFile
-from ppo_lightning.modules.objective import Coefficients
 from ppo_lightning.modules.optim import (
-    advance,
     build_optimizer,
     build_scheduler,
-    clip_gradients,
-    gradient_norm,
-    refresh,
 )
-from ppo_lightning.modules.reporting import IterationLedger, log_iteration
-from ppo_lightning.modules.review import review_run, say
+from ppo_lightning.modules.passes import num_passes
+from ppo_lightning.modules.review import check_together, review_run, say
 from ppo_lightning.modules.stages import call_listeners
-from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
-from ppo_lightning.modules.update import Objective, accumulate_gradients, kl_old_of, report_of
+from ppo_lightning.modules.text_mix import TextMix
+from ppo_lightning.modules.trainer_checks import check_trainer, run_callbacks
+from ppo_lightning.modules.update import Objective
+from ppo_lightning.modules.update_steps import UpdateSteps
+from ppo_lightning.modules.updater import Updater
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardResult, RewardTerm
 from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
-from ppo_lightning.types import Experience, MiniBatch, PromptBatch
+from ppo_lightning.types import Experience, PromptBatch
 
 
-class PPOModule(HeldOutSteps):
+class PPOModule(UpdateSteps):
     """Train a causal language model with PPO against a reward.
 
     One Lightning epoch is one iteration (rollout and update), one ``training_step`` one optimiser
@@ -84,6 +81,7 @@ class PPOModule(HeldOutSteps):
         gold: Independent judge of held-out answers; the actor never sees it.
         validation: How held-out prompts are answered.
         guards: What happens when numbers go wrong.
+        ptx: Language modelling on texts beside PPO; None is PPO alone.
         engine: Samples the responses; None takes the native decode loop.
     """
 
@@ -104,36 +102,28 @@ class PPOModule(HeldOutSteps):
         gold: Reward | None = None,
         validation: ValidationConfig = ValidationConfig(),  # noqa: B008
         guards: GuardConfig = GuardConfig(),  # noqa: B008
+        ptx: PTXConfig | None = None,
         engine: RolloutEngine | None = None,
     ) -> None:
-        super().__init__(validation)
-        self.automatic_optimization = False
+        super().__init__(
+            validation,
+            ppo=ppo,
+            kl=kl,
+            guards=guards,
+            components=tuple(term.name for term in rewards),
+        )
         self.policy = policy
         self.critic_model = critic_model
         self.reference_config = reference
         self.sampling = sampling
-        self.ppo = ppo
-        self.kl = kl
         self.actor = actor
         self.critic = critic
         self.optimizer_config = optimizer
-        self.guards = guards
+        self.ptx = ptx
         self.engine = engine or NativeEngine()
         self.reward_pipeline = RewardPipeline(rewards, reward_processing)
         self.gold = gold
-        self._build_state(tuple(term.name for term in rewards))
-
-    def _build_state(self, components: tuple[str, ...]) -> None:
-        """What changes while the run goes on."""
-        ppo, kl, guards = self.ppo, self.kl, self.guards
-        self.controls = Controls(ppo_dials(ppo, kl))
-        self.ledger = IterationLedger(components)
-        self.self_check = SelfCheck(guards.self_check)
-        self.skips = SkipCounter(guards.max_skipped_steps)
         self.networks: ActorCritic | None = None
-        self.update_stopped = False
-        self.stop_requested = False
-        self.checkpoint_complete = True
         self._reference: ReferencePolicy | None = None
         self._resumed: Mapping[str, Any] = {}
 
@@ -161,14 +151,14 @@ class PPOModule(HeldOutSteps):
         return position_limits(self.policy, self.critic_model, self.reference_config)
 
     @property
-    @override
-    def iteration(self) -> int:
-        return self.controls.iteration
+    def num_passes(self) -> int:
+        """Most passes over a buffer."""
+        return num_passes(self.ppo)
 
     @property
-    def num_update_epochs(self) -> int:
-        """Most passes over a buffer."""
-        return self.ppo.num_update_epochs
+    def num_prompts_factor(self) -> float:
+        """Factor on the prompts of the next buffer."""
+        return self.controls["num_prompts_factor"]
 
     def collect(self, prompts: PromptBatch, *, iteration: int, num_responses: int) -> Experience:
         """Sample, score and shape the buffer of one iteration.
@@ -202,14 +192,6 @@ class PPOModule(HeldOutSteps):
         coefficient = self.controls["kl_coef"]
         how = self.reward_pipeline.processing
         say(review_scores(spread, kl_coef=coefficient, normalize=how), self.guards.advice)
-
-    def begin_iteration(self, iteration: int) -> None:
-        """Forget the iteration before; the buffer's maker calls it."""
-        self.controls.iteration = iteration
-        self.checkpoint_complete = False
-        self.update_stopped = self.stop_requested = False
-        self.clock.reset()
-        self.ledger.reset(self.device)
 
     def _collection(self) -> Collection:
         assert self.networks is not None
@@ -257,7 +239,7 @@ class PPOModule(HeldOutSteps):
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:
-        own: list[pl.Callback] = default_checkpointing(self.trainer)
+        own: list[pl.Callback] = run_callbacks(self.trainer)
         check_trainer(self.trainer)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, MetricsFile) for callback in callbacks):
@@ -283,12 +265,13 @@ class PPOModule(HeldOutSteps):
     @override
     def configure_optimizers(self) -> Any:
         assert self.networks is not None
+        scale = self._lr_scale()
         optimizer = build_optimizer(
             list(self.networks.actor_parameters()),
             list(self.networks.critic_parameters()),
             config=self.optimizer_config,
-            actor_lr=self.actor.lr,
-            critic_lr=self.critic.lr,
+            actor_lr=self.actor.lr * scale,
+            critic_lr=self.critic.lr * scale,
         )
         scheduler = build_scheduler(
             optimizer,
@@ -296,8 +279,17 @@ class PPOModule(HeldOutSteps):
             critic=self.critic,
             total_steps=self._end_of_schedules(),
             factors=lambda name: self.controls[f"{name}_lr_factor"],
+            actor_delay=lambda: self.actor_delay,
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def _lr_scale(self) -> float:
+        buffer = getattr(getattr(self.trainer, "datamodule", None), "buffer", None)
+        if self.optimizer_config.lr_scaling == "none":
+            return 1.0
+        if buffer is None:
+            raise ConfigError("`optimizer.lr_scaling` needs a data module with a `buffer`.")
+        return self.optimizer_config.lr_scale(buffer.num_responses / buffer.num_minibatches)
 
     def _end_of_schedules(self) -> int | None:
         if self.actor.schedule == self.critic.schedule == "constant":
@@ -317,12 +309,36 @@ class PPOModule(HeldOutSteps):
         if self.gold is not None:
             self.gold.setup(self.device)
 
+    def _build_updater(self) -> Updater:
+        assert self.networks is not None
+        datamodule = getattr(self.trainer, "datamodule", None)
+        mix = None
+        if self.ptx is not None:
+            seed = getattr(datamodule, "seed", 0)
+            mix = TextMix.build(self.ptx, self.tokenizer, seed=seed)
+        objective = Objective(
+            networks=self.networks,
+            reference=self.reference,
+            ppo=self.ppo,
+            kl=self.kl,
+            temperature=self.sampling.temperature,
+        )
+        return Updater(
+            objective=objective,
+            controls=self.controls,
+            groups={"actor": self.actor, "critic": self.critic},
+            self_check=SelfCheck(self.guards.self_check),
+            text_mix=mix,
+        )
+
     @override
     def on_fit_start(self) -> None:
         self.frozen_to_device()
         check_beside(self._resumed, self._beside())
         if self.trainer.current_epoch == 0:
             review_run(self, self.guards.advice)
+        check_together(self)
+        self._updater = self._build_updater()
 
     @override
     def teardown(self, stage: str) -> None:
@@ -331,130 +347,6 @@ class PPOModule(HeldOutSteps):
         if self.gold is not None:
             self.gold.close()
 
-    # ------------------------------------------------------------------ the update
-
-    @override
-    def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
-        scheduler: Any = self.lr_schedulers()
-        if batch.is_first:
-            refresh(scheduler)  # a callback may have asked for another rate between iterations
-        working = not (self.update_stopped or self.stop_requested)
-        if working and batch.epoch < int(self.controls["num_update_epochs"]):
-            with self.clock.stage(self, "update"):
-                self._update(batch)
-        advance(scheduler)
-        if batch.is_last:
-            self._end_iteration(batch)
-
-    @override
-    def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
-        """Carry a request to stop to the end of the iteration; what is left of it is skipped.
-
-        Any rank's request is all ranks': one that went on alone would wait for the others forever.
-        """
-        asked = any_rank(self.trainer.should_stop, self.device)
-        if batch.is_last:
-            self.trainer.should_stop = asked or self.stop_requested
-        elif asked:
-            self.stop_requested, self.trainer.should_stop = True, False
-
-    def _update(self, batch: MiniBatch) -> None:
-        """One forward and backward over the minibatch, then the step, or the reason for none."""
-        optimizer: Any = self.optimizers()
-        terms = accumulate_gradients(
-            batch.experience, self._objective(), self._coefficients(), backward=self.manual_backward
-        )
-        groups = {g["name"]: g["params"] for g in optimizer.param_groups}
-        norms = {name: gradient_norm(parameters) for name, parameters in groups.items()}
-        report = report_of(terms, norms["actor"], norms["critic"], kl_limit=self.ppo.kl_limit)
-        if batch.is_first:
-            self.self_check(all_reduce_max(terms.first_error), self._compute_dtype())
-        if report.decision == "step":
-            for name, config in (("actor", self.actor), ("critic", self.critic)):
-                clip_gradients(groups[name], max_norm=config.max_grad_norm, norm=norms[name])
-            optimizer.step()
-        optimizer.zero_grad()
-        self.update_stopped = report.decision == "kl_stop"
-        self.ledger.add_step(batch, terms, report, optimizer.param_groups)
-        self.skips.count(report.decision == "nonfinite")
-
-    def _objective(self) -> Objective:
-        assert self.networks is not None
-        return Objective(
-            networks=self.networks,
-            reference=self.reference,
-            ppo=self.ppo,
-            kl=self.kl,
-            temperature=self.sampling.temperature,
-        )
-
-    def _coefficients(self) -> Coefficients:
-        low = self.controls["clip_range"]
-        widened = self.ppo.clip_range_high or self.ppo.clip_range
-        return Coefficients(
-            clip_low=low,
-            clip_high=low * widened / self.ppo.clip_range,
-            ent_coef=self.controls["ent_coef"],
-            kl_coef=self.controls["kl_coef"],
-            penalty_coef=self.controls["penalty_coef"],
-        )
-
-    def _compute_dtype(self) -> torch.dtype:
-        """Coarsest dtype that the forward pass computes in."""
-        assert self.networks is not None
-        precision = str(self.trainer.precision)
-        if "bf16" in precision or "16" in precision.split("-")[0]:
-            return torch.bfloat16
-        return next(self.networks.parameters()).dtype
-
-    def _end_iteration(self, batch: MiniBatch) -> None:
-        """Reduce what was measured; validation joins it, callbacks act on it."""
-        stats = self.ledger.stats(batch)
-        self.iteration_stats = replace(
-            stats,
-            **self._times(),
-            kl_coef=self.controls["kl_coef"],
-            clip_range=self.controls["clip_range"],
-            optimizer_steps=float(self.global_step),
-            penalty_coef=self._only(self.ppo.objective == "penalty", self.controls["penalty_coef"]),
-            dual_clip_fraction=self._only(self.ppo.dual_clip is not None, stats.dual_clip_fraction),
-            kl_loss=self._only(self.kl.placement == "loss", stats.kl_loss),
-        )
-        if self.ppo.objective == "penalty":
-            self._adapt_penalty(batch)
-        call_listeners(self, "on_update_end", self.iteration_stats)
-
-    def _times(self) -> dict[str, Any]:
-        return self.ledger.time_stats(
-            self.clock.seconds, total=self.clock.elapsed, device=self.device
-        )
-
-    @staticmethod
-    def _only(measured: bool, value: float | None) -> float | None:
-        return value if measured else None
-
-    def _adapt_penalty(self, batch: MiniBatch) -> None:
-        """PPO-Penalty's own law: its coefficient follows KL(old‖new) *after* the update.
-
-        Measured on the last minibatch, a chance sample of the buffer.
-        """
-        with torch.no_grad(), self.trainer.precision_plugin.forward_context():
-            kl = kl_old_of(batch.experience, self._objective(), self._coefficients())
-        adapted = adapted_penalty_coef(
-            self.controls["penalty_coef"], kl, target=self.ppo.penalty_target
-        )
-        request = Request(source="PPO-Penalty", dial="penalty_coef", value=float(adapted))
-        self.controls.request(request)
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        assert self.iteration_stats is not None
-        self.iteration_stats = replace(self.iteration_stats, **self._times())
-        values = {k: v for k, v in self.iteration_stats.to_log().items() if k[:4] != "val/"}
-        log_iteration(self.trainer, values, iteration=self.iteration_stats.iteration)
-        self.checkpoint_complete = True
-        call_listeners(self, "on_iteration_end", self.iteration_stats)
-
     # ------------------------------------------------------------------ checkpoints
 
     @override
@@ -462,6 +354,8 @@ class PPOModule(HeldOutSteps):
         extra = {
             "controls": self.controls.state_dict(),
             "skipped_in_a_row": self.skips.in_a_row,
+            "actor_delay": self.actor_delay,
+            "rewards": self.reward_pipeline.state_dict(),
             "models": {
                 "policy": asdict(self.policy),
                 "critic_model": asdict(self.critic_model),
@@ -490,3 +384,5 @@ class PPOModule(HeldOutSteps):
         self._resumed = entry  # the rest is checked once the rewards are loaded
         self.controls.load_state_dict(entry["controls"])
         self.skips.in_a_row = int(entry["skipped_in_a_row"])
+        self.actor_delay = int(entry["actor_delay"])
+        self.reward_pipeline.load_state_dict(entry["rewards"])

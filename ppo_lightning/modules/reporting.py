@@ -15,14 +15,16 @@ from ppo_lightning.functional import (
     distinct_ngrams,
     distinct_openings,
     explained_variance,
+    group_spread,
     opening_share,
     repeated_ngram_fraction,
 )
 from ppo_lightning.metrics import ComponentStats, IterationStats, Sums, deviation, quotient
 from ppo_lightning.modules.collection import Collected
+from ppo_lightning.modules.decision import StepReport
 from ppo_lightning.modules.objective import SUMS, Terms
+from ppo_lightning.modules.passes import Part
 from ppo_lightning.modules.stages import STAGES
-from ppo_lightning.modules.update import StepReport
 from ppo_lightning.types import MiniBatch
 
 _TEXTS = ("repeated_bigrams", "distinct_1", "distinct_2", "opening_share", "distinct_openings")
@@ -38,6 +40,7 @@ _PER_RESPONSE = (
     "kl_ref",
     "truncated",
     "dropped",
+    "nonfinite",
     *_TEXTS,
 )
 _PER_TOKEN = (
@@ -50,7 +53,14 @@ _PER_TOKEN = (
     "advantage",
     "advantage_squared",
 )
-_STEPS = ("steps", "norm_steps", "grad_norm_actor", "grad_norm_critic", "skipped_nonfinite")
+_STEPS = (
+    "steps",
+    "actor_steps",
+    "critic_steps",
+    "grad_norm_actor",
+    "grad_norm_critic",
+    "skipped_nonfinite",
+)
 
 
 class IterationLedger:
@@ -73,6 +83,7 @@ class IterationLedger:
         self.update = Sums(
             (*SUMS, *_STEPS), maxima=("ratio_max", "norm_actor_max", "norm_critic_max")
         )
+        self.prompts: dict[str, float | None] = {}
         self.reset(torch.device("cpu"))
 
     def reset(self, device: torch.device) -> None:
@@ -82,11 +93,12 @@ class IterationLedger:
         self.explained_variance: float | None = None
         self.first_ratio_error: float | None = None
         self.kl_old_last: float | None = None
-        self.kl_stopped = False
+        self.kl_stopped = self.kl_capped = False
+        self.score_spread: float | None = None
         self.policy_version = 0
         self.sampled_tokens = self.updated_tokens = 0.0
         self.learning_rates: dict[str, float] = {}
-        self._steps: list[tuple[Terms, StepReport]] = []
+        self._steps: list[tuple[Part, Terms, StepReport]] = []
 
     def add_rollout(
         self, collected: Collected, kl_coef: float, weights: Mapping[str, float]
@@ -99,6 +111,8 @@ class IterationLedger:
             weights: Of the reward components.
         """
         self.policy_version = collected.rollout.policy_version
+        self.score_spread = collected.result.spread
+        self.prompts = prompt_stats(collected)
         self.rollout.add(**_response_totals(collected, kl_coef))
         texts = zip(collected.completions.response_ids, collected.kept.tolist(), strict=True)
         self.rollout.add(**_text_totals([ids for ids, kept in texts if kept]))
@@ -121,53 +135,60 @@ class IterationLedger:
         self.explained_variance = float(variance)
 
     def add_step(
-        self, batch: MiniBatch, terms: Terms, report: StepReport, groups: list[dict[str, Any]]
+        self, part: Part, terms: Terms, report: StepReport, groups: list[dict[str, Any]]
     ) -> None:
         """Add one minibatch whose forward pass was made.
 
         Args:
-            batch: The minibatch.
+            part: What it trained.
             terms: Sums over its tokens on this rank.
             report: What was decided.
             groups: The optimiser's, for the rates in force.
         """
-        self.learning_rates = {group["name"]: group["lr"] for group in groups}
-        self.kl_old_last = report.kl_old
-        self.kl_stopped = report.decision == "kl_stop"
-        if batch.is_first:
-            self.first_ratio_error = float(all_reduce_max(terms.first_error))
-        self._steps.append((terms, report))
+        self.learning_rates |= {g["name"]: g["lr"] for g in groups if part in ("both", g["name"])}
+        self.kl_stopped |= report.decision == "kl_stop"
+        self.kl_capped |= report.decision == "kl_cap"
+        if part != "critic":
+            if self.first_ratio_error is None:
+                self.first_ratio_error = float(all_reduce_max(terms.first_error))
+            self.kl_old_last = report.kl_old
+        self._steps.append((part, terms, report))
 
     def _update_totals(self) -> dict[str, float]:
         """Add the steps up, and reduce over ranks; once an iteration, to keep the steps lean."""
-        finite = [step for step in self._steps if step[1].decision != "nonfinite"]
+        finite = [step for step in self._steps if step[2].decision != "nonfinite"]
         self.update.reset()
         self.update.add(skipped_nonfinite=len(self._steps) - len(finite))
         if finite:
-            sums = torch.stack([terms.sums for terms, _ in finite]).sum(0)
-            actor = [report.actor_norm for _, report in finite]
-            critic = [report.critic_norm for _, report in finite]
+            sums = torch.stack([terms.sums for _, terms, _ in finite]).sum(0)
+            actor = [report.actor_norm for part, _, report in finite if part != "critic"]
+            critic = [report.critic_norm for part, _, report in finite if part != "actor"]
             self.update.add(
                 **dict(zip(SUMS, sums.unbind(), strict=True)),
-                ratio_max=torch.stack([terms.ratio_max for terms, _ in finite]).max(),
-                norm_actor_max=max(actor),
-                norm_critic_max=max(critic),
                 grad_norm_actor=sum(actor),
                 grad_norm_critic=sum(critic),
-                norm_steps=len(finite),
-                steps=sum(report.decision == "step" for _, report in finite),
+                actor_steps=len(actor),
+                critic_steps=len(critic),
+                steps=sum(report.decision == "step" for *_, report in finite),
             )
+            if actor:
+                ratios = [terms.ratio_max for part, terms, _ in finite if part != "critic"]
+                self.update.add(norm_actor_max=max(actor), ratio_max=torch.stack(ratios).max())
+            if critic:
+                self.update.add(norm_critic_max=max(critic))
         return self.update.compute()
 
-    def stats(self, batch: MiniBatch) -> IterationStats:
+    def stats(self, batch: MiniBatch, *, num_skipped: int) -> IterationStats:
         """Reduce the totals over all ranks.
 
         Args:
             batch: The last minibatch of the iteration.
+            num_skipped: Planned steps that a stop left out.
         """
         rollout, totals = self.rollout_stats(), self._update_totals()
-        self.sampled_tokens, self.updated_tokens = rollout.pop("sampled"), totals["tokens"]
-        update = self._update_stats(batch, totals)
+        self.sampled_tokens = rollout.pop("sampled")
+        self.updated_tokens = max(totals["tokens"], totals["value_tokens"])
+        update = self._update_stats(batch, totals) | {"steps_skipped_kl": float(num_skipped)}
         return IterationStats(iteration=batch.experience.iteration, **rollout, **update)
 
     def time_stats(
@@ -229,6 +250,9 @@ class IterationLedger:
             "sampled": totals["sampled"],
             "explained_variance": self.explained_variance,
             "policy_version": float(self.policy_version),
+            "score_spread": self.score_spread,
+            "nonfinite_responses": totals["nonfinite"],
+            **self.prompts,
             "components": self._component_stats(totals),
         }
 
@@ -245,12 +269,10 @@ class IterationLedger:
         """Fields of ``IterationStats`` about the update, over all ranks."""
         token = {
             "policy_loss": "policy_loss",
-            "value_loss": "value_loss",
             "update_entropy": "entropy",
             "kl_old": "kl_old",
             "clip_fraction": "outside",
             "clip_active_fraction": "clip_active",
-            "value_clip_fraction": "value_clipped",
             "dual_clip_fraction": "dual_clipped",
             "kl_loss": "kl_loss",
             "ratio_mean": "ratio",
@@ -259,20 +281,24 @@ class IterationLedger:
         taken, skipped = totals["steps"] / ranks, totals["skipped_nonfinite"] / ranks
         found: dict[str, Any] = {k: quotient(totals, v, "tokens") for k, v in token.items()}
         return found | {
+            "value_loss": quotient(totals, "value_loss", "value_tokens"),
+            "value_clip_fraction": quotient(totals, "value_clipped", "value_tokens"),
+            "ptx_loss": quotient(totals, "ptx_loss", "ptx_tokens"),
+            "kl_ref_update": quotient(totals, "kl_ref", "sequences"),
             "log_ratio_clamped": totals["ratio_clamped"],
             "ratio_max": totals.get("ratio_max"),
-            "grad_norm_actor": quotient(totals, "grad_norm_actor", "norm_steps"),
-            "grad_norm_critic": quotient(totals, "grad_norm_critic", "norm_steps"),
+            "grad_norm_actor": quotient(totals, "grad_norm_actor", "actor_steps"),
+            "grad_norm_critic": quotient(totals, "grad_norm_critic", "critic_steps"),
             "grad_norm_actor_max": totals.get("norm_actor_max"),
             "grad_norm_critic_max": totals.get("norm_critic_max"),
             "lr_actor": self.learning_rates.get("actor"),
             "lr_critic": self.learning_rates.get("critic"),
             "kl_old_last": self.kl_old_last,
             "kl_stopped": float(self.kl_stopped),
+            "kl_capped": float(self.kl_capped),
             "first_ratio_error": self.first_ratio_error,
             "steps_taken": taken,
             "steps_skipped_nonfinite": skipped,
-            "steps_skipped_kl": batch.num_steps - taken - skipped if self.kl_stopped else 0.0,
             "epochs_done": taken / (batch.num_steps / batch.num_epochs),
         }
 
@@ -292,6 +318,7 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
         "sampled": lengths.sum(),
         "length": lengths[kept].sum(),
         "dropped": (~kept).sum(),
+        "nonfinite": collected.nonfinite.sum(),
         "score": score[kept].sum(),
         "score_squared": score[kept].square().sum(),
         "raw_score": raw[kept].sum(),
@@ -304,6 +331,17 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
         totals |= {"score_max": score[kept].max(), "score_min": score[kept].min()}
         totals |= {"length_max": lengths[kept].max()}
     return totals
+
+
+def prompt_stats(collected: Collected) -> dict[str, float | None]:
+    """Spread of the scores within prompts, over all ranks; nothing where each has one response."""
+    scores, groups = collected.result.scores, collected.rollout.prompts.groups
+    compared, flat, spread = group_spread(
+        scores.to(groups.device), groups, collected.kept, reduce=all_reduce_sum
+    )
+    if compared == 0:
+        return {}
+    return {"prompt_score_std": spread, "flat_prompt_share": flat / compared}
 
 
 def _text_totals(response_ids: Any) -> dict[str, float]:

@@ -40,6 +40,30 @@ def review_run(module: Any, mode: Mode) -> None:
     say(review(settings), mode)
 
 
+def check_together(module: Any) -> None:
+    """Refuse settings of a ``PPOModule`` and its data module that make no sense together.
+
+    Raises:
+        ConfigError: A law that compares the responses to one prompt, where there is one only.
+    """
+    buffer = getattr(getattr(module.trainer, "datamodule", None), "buffer", None)
+    if buffer is None or buffer.responses_per_prompt > 1:
+        return
+    comparing = {
+        f"ppo.advantage: {module.ppo.advantage}": module.ppo.advantage != "gae",
+        "ppo.drop_flat_prompts": module.ppo.drop_flat_prompts,
+        "reward_processing.normalize: group": (
+            module.reward_pipeline.processing.normalize == "group"
+        ),
+    }
+    for setting, asked in comparing.items():
+        if asked:
+            raise ConfigError(
+                f"`model.init_args.{setting}` compares the responses to one prompt: set "
+                "`data.init_args.buffer.responses_per_prompt` to 2 or more."
+            )
+
+
 def say(found: Iterable[Advice], mode: Mode) -> None:
     """Warn of what was found, or raise, as ``guards.advice`` says; to be called on all ranks.
 

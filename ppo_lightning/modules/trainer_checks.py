@@ -11,6 +11,8 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.modules.checkpoint_files import use_checkpoint_files
+from ppo_lightning.modules.interrupts import StopOnSigterm
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -131,6 +133,16 @@ def _check_checkpointing(callback: Checkpoint) -> None:
                 "`save_on_train_epoch_end: true`; an epoch is an iteration."
             )
     callback._save_on_train_epoch_end = True
+
+
+def run_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
+    """Make a run safe against its end: whole files, all of an iteration, and SIGTERM.
+
+    Returns:
+        Callbacks to add.
+    """
+    use_checkpoint_files(trainer)
+    return [StopOnSigterm(), *default_checkpointing(trainer)]
 
 
 def default_checkpointing(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -1,23 +1,21 @@
-"""One optimiser step, up to the decision whether to take it."""
+"""Gradients of one minibatch: the objective, microbatch by microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_lightning.configs import KLConfig, PPOConfig
 from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, world_size
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.objective import SUMS, Coefficients, Counts, Terms, microbatch_terms
+from ppo_lightning.modules.passes import Part
 from ppo_lightning.rollout import microbatch_rows
 from ppo_lightning.rollout.experience import Reference
 from ppo_lightning.types import Experience, Sequences
-
-Decision = Literal["step", "kl_stop", "nonfinite", "empty"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +36,12 @@ class Objective:
     kl: KLConfig
     temperature: float
 
-    def microbatch(self, batch: Experience, coefficients: Coefficients, counts: Counts) -> Terms:
+    def microbatch(
+        self, batch: Experience, coefficients: Coefficients, counts: Counts, part: Part = "both"
+    ) -> Terms:
         """Forward pass and loss of one microbatch."""
         ref_logits = None
-        exact = self.kl.placement == "loss" and self.kl.estimator == "full"
+        exact = part != "critic" and self.kl.placement == "loss" and self.kl.estimator == "full"
         if exact:
             ref_logits = self.reference.logprobs(
                 batch.sequences, temperature=self.temperature, logits=True
@@ -49,6 +49,8 @@ class Objective:
         output = self.networks(
             batch.sequences,
             temperature=self.temperature,
+            policy=part != "critic",
+            values=part != "actor",
             logits=exact,
             entropy_grad=coefficients.ent_coef != 0,
             final_values=False,
@@ -60,6 +62,7 @@ class Objective:
             kl=self.kl,
             coefficients=coefficients,
             counts=counts,
+            part=part,
             ref_logits=ref_logits,
             temperature=self.temperature,
         )
@@ -71,6 +74,8 @@ def accumulate_gradients(
     coefficients: Coefficients,
     *,
     backward: Callable[[Tensor], None],
+    part: Part = "both",
+    idle: Sequence[nn.Parameter] = (),
 ) -> Terms:
     """Run forward and backward over a minibatch, one backward for each microbatch.
 
@@ -82,6 +87,8 @@ def accumulate_gradients(
         objective: Networks and loss.
         coefficients: In force now.
         backward: Lightning's ``manual_backward``.
+        part: What is trained.
+        idle: Parameters that the loss does not reach; see ``touch``.
 
     Returns:
         Sums over this rank's microbatches; ``loss`` is detached.
@@ -93,12 +100,21 @@ def accumulate_gradients(
     loss, sums = mask.new_zeros((), dtype=torch.float64), mask.new_zeros(len(SUMS)).double()
     ratio_max = first_error = torch.zeros((), device=mask.device)
     for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
-        terms = objective.microbatch(microbatch, coefficients, counts)
-        backward(terms.loss)
+        terms = objective.microbatch(microbatch, coefficients, counts, part)
+        backward(terms.loss + touch(idle) if idle else terms.loss)
         loss, sums = loss + terms.loss.detach(), sums + terms.sums
         ratio_max = torch.maximum(ratio_max, terms.ratio_max)
         first_error = torch.maximum(first_error, terms.first_error)
     return Terms(loss, sums, ratio_max, first_error)
+
+
+def touch(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return a 0 that hangs on parameters, so that they get a gradient of 0.
+
+    Ranks add their gradients up parameter by parameter: one that has none on any would keep all of
+    them waiting.
+    """
+    return torch.stack([p.flatten()[0].float() for p in parameters]).sum() * 0.0
 
 
 @torch.no_grad()
@@ -110,7 +126,8 @@ def kl_old_of(minibatch: Experience, objective: Objective, coefficients: Coeffic
     """
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=minibatch.old_logprobs.device)
     for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
-        sums = sums + objective.microbatch(microbatch, coefficients, Counts(1.0, 1.0)).sums
+        terms = objective.microbatch(microbatch, coefficients, Counts(1.0, 1.0), "actor")
+        sums = sums + terms.sums
     kl_sum, tokens = all_reduce_sum(sums[[SUMS.index("kl_old"), SUMS.index("tokens")]]).tolist()
     return kl_sum / tokens if tokens else 0.0
 
@@ -164,51 +181,3 @@ def _dummy(like: Experience) -> Experience:
         iteration=like.iteration,
         policy_version=like.policy_version,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """What all ranks agree on before a step.
-
-    Args:
-        decision: Take the step; stop the update (KL); or skip the step, as a number is not finite
-            or no token is valid (momentum would move the weights without a gradient).
-        kl_old: KL(old‖new) of the minibatch over all ranks, nats per token.
-        actor_norm: Gradient norm of the actor before clipping.
-        critic_norm: Gradient norm of the critic before clipping.
-    """
-
-    decision: Decision
-    kl_old: float
-    actor_norm: float
-    critic_norm: float
-
-
-def report_of(
-    terms: Terms, actor_norm: Tensor, critic_norm: Tensor, *, kl_limit: float | None
-) -> StepReport:
-    """Decide on numbers summed over all ranks; one synchronisation with the device.
-
-    A loss or gradient that is not finite comes before the KL: its KL means nothing.
-
-    Args:
-        terms: This rank's sums.
-        actor_norm: Gradient norm of the actor. 0-d.
-        critic_norm: Gradient norm of the critic. 0-d.
-        kl_limit: KL(old‖new), nats per token, above which the update stops; None never stops.
-    """
-    kl_sum, tokens = terms.sums[SUMS.index("kl_old")], terms.sums[SUMS.index("tokens")]
-    bad = (~(terms.loss.isfinite() & terms.sums.isfinite().all())).double()
-    bad = bad + (~actor_norm.isfinite()).double() + (~critic_norm.isfinite()).double()
-    agreed = all_reduce_sum(torch.stack([kl_sum, tokens, bad]))
-    norms = torch.stack([actor_norm, critic_norm]).to(agreed)
-    kl_total, num_tokens, num_bad, actor, critic = torch.cat([agreed, norms]).tolist()
-    kl_old = kl_total / num_tokens if num_tokens else 0.0
-    decision: Decision = "step"
-    if num_bad > 0:
-        decision = "nonfinite"
-    elif num_tokens == 0:
-        decision = "empty"
-    elif kl_limit is not None and kl_old > kl_limit:
-        decision = "kl_stop"
-    return StepReport(decision=decision, kl_old=kl_old, actor_norm=actor, critic_norm=critic)

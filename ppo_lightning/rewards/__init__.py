@@ -9,6 +9,7 @@ from ppo_lightning.rewards.function import FunctionReward
 from ppo_lightning.rewards.labelled import JsonlTexts, LabelledTexts, MovieReviewTexts
 from ppo_lightning.rewards.learned import SequenceClassifierReward
 from ppo_lightning.rewards.lexicon import LexiconReward
+from ppo_lightning.rewards.normalizer import ScoreNormalizer
 from ppo_lightning.rewards.pipeline import RewardPipeline, RewardResult
 from ppo_lightning.rewards.rules import (
     ExactAnswerReward,
@@ -31,6 +32,7 @@ __all__ = [
     "RewardPipeline",
     "RewardResult",
     "RewardTerm",
+    "ScoreNormalizer",
     "SequenceClassifierReward",
     "TargetLengthReward",
     "TextClassifierReward",

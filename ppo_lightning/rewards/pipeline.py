@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ from ppo_lightning.functional import (
     identity,
     overlong_penalties,
     score_after_penalties,
-    zscore,
 )
 from ppo_lightning.rewards.base import RewardTerm
+from ppo_lightning.rewards.normalizer import ScoreNormalizer
 from ppo_lightning.rewards.scores import blamed_on, scores_of
 from ppo_lightning.rewards.texts import quoted
 from ppo_lightning.types import Completions
@@ -38,6 +39,8 @@ class RewardResult:
         weights: Factor of each component in the sum, by name.
         dropped: Responses without a usable score, which take no part in the update. ``[B]`` bool.
         clipped: Scores that the clip changed. ``[B]`` bool.
+        spread: σ that scores were divided by, for β_eff = β · σ; 0 if they had none, and all became
+            0. None without normalisation, where nothing counted, and for ``group``, which has many.
     """
 
     scores: Tensor
@@ -46,6 +49,7 @@ class RewardResult:
     weights: Mapping[str, float]
     dropped: Tensor
     clipped: Tensor
+    spread: float | None = None
 
 
 class RewardPipeline:
@@ -69,6 +73,7 @@ class RewardPipeline:
         require(not repeated, f"`rewards` must have names of their own, got {repeated} twice.")
         self.terms = tuple(terms)
         self.processing = processing
+        self.normalizer = ScoreNormalizer(processing)
         self._device = torch.device("cpu")
 
     @property
@@ -138,24 +143,40 @@ class RewardPipeline:
         ]
         return torch.stack(parts).sum(0).float()
 
-    def __call__(self, completions: Completions, *, reduce: Reduce = identity) -> RewardResult:
-        """Score a batch.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what scores of later batches depend on, as plain containers."""
+        return {"normalizer": self.normalizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; what an older one lacks starts anew."""
+        self.normalizer.load_state_dict(state.get("normalizer", {}))
+
+    def __call__(
+        self, completions: Completions, *, groups: Tensor | None = None, reduce: Reduce = identity
+    ) -> RewardResult:
+        """Score a batch of the run. It moves the normaliser on; ``components`` does not.
 
         Args:
             completions: This rank's share: B responses, maybe none.
+            groups: Number of the prompt that each answers, from 0 and the same on all ranks;
+                needed for ``normalize: group``. ``[B]`` long.
             reduce: Adds a vector over all ranks, for normalisation over the whole batch. Every
                 rank calls it equally often.
 
         Raises:
             RewardError: A component failed, its answer is no list of scores, or the weighted sum
                 is too large for float32 (and such responses are not to be dropped).
+            ValueError: ``normalize: group`` without ``groups``.
         """
         components = self.components(completions)
         raw = self.weighted_sum(components)
         dropped = ~raw.isfinite()
         if self.processing.on_nonfinite == "error" and bool(dropped.any()):
             raise _overflow(raw, dropped, completions)
-        shaped = self._normalised(self._penalised(raw, completions), completions, dropped, reduce)
+        # A response without any token is no action of the policy: it counts in no statistic.
+        written = [len(ids) > 0 for ids in completions.response_ids]
+        counted = torch.tensor(written, dtype=torch.bool, device=raw.device) & ~dropped
+        shaped = self.normalizer(self._penalised(raw, completions), counted, groups, reduce)
         scores = self._clipped(shaped)
         return RewardResult(
             scores=scores.masked_fill(dropped, 0),
@@ -164,6 +185,7 @@ class RewardPipeline:
             weights=self.weights,
             dropped=dropped,
             clipped=(scores != shaped) & ~dropped,
+            spread=self.normalizer.spread,
         )
 
     def _penalised(self, raw: Tensor, completions: Completions) -> Tensor:
@@ -179,16 +201,6 @@ class RewardPipeline:
         start, end = self.processing.overlong_tokens
         penalty = self.processing.overlong_penalty
         return scores - overlong_penalties(lengths, start=start, end=end, penalty=penalty)
-
-    def _normalised(
-        self, scores: Tensor, completions: Completions, dropped: Tensor, reduce: Reduce
-    ) -> Tensor:
-        if self.processing.normalize == "none":
-            return scores
-        # A response without any token is no action of the policy: it counts in no statistic.
-        written = [len(ids) > 0 for ids in completions.response_ids]
-        counted = torch.tensor(written, dtype=torch.bool, device=scores.device) & ~dropped
-        return zscore(scores, counted, reduce=reduce)
 
     def _clipped(self, scores: Tensor) -> Tensor:
         bound = self.processing.clip

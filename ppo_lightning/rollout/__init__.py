@@ -14,6 +14,7 @@ from ppo_lightning.rollout.experience import (
     NetworkScores,
     ShapedRollout,
     build_experience,
+    finite_scores,
     score_in_parts,
     score_with_networks,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "StopRules",
     "build_experience",
     "completions_of",
+    "finite_scores",
     "load_buffer",
     "microbatch_rows",
     "minibatch_rows",

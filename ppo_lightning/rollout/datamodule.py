@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from ppo_lightning.configs import BufferConfig
 from ppo_lightning.configs.checks import require, require_at_least
 from ppo_lightning.data import PromptSet, PromptSource, as_source, make_prompt_batch
-from ppo_lightning.distributed import owned_indices, rank, world_size
+from ppo_lightning.distributed import all_reduce_sum, owned_indices, rank, world_size
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import combine_keys
 from ppo_lightning.rollout.base_datamodule import ValidationSwitch
@@ -24,6 +25,10 @@ from ppo_lightning.types import Experience, PromptBatch
 Prompts = PromptSource | str | list[str | dict[str, Any]]
 """A source, a path to a ``.jsonl`` or ``.txt`` file, or the prompts themselves: strings, or objects
 like the lines of a ``.jsonl`` file."""
+
+_MOST_PROMPTS = 16
+"""A buffer sized in tokens has at most this many times ``num_prompts``: responses may become very
+short."""
 
 _HELD_OUT = -1  # stands where training keys have the iteration
 
@@ -73,6 +78,7 @@ class RolloutDataModule(ValidationSwitch):
         self.val_batch_size = val_batch_size
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.position = 0
+        self.tokens_per_prompt = 0.0
         self.train_set: PromptSet | None = None
         self.val_set: PromptSet | None = None
 
@@ -137,7 +143,7 @@ class RolloutDataModule(ValidationSwitch):
         return RolloutLoader(
             self._next_experience,
             num_minibatches=self.buffer.num_minibatches,
-            num_epochs=self.source.num_update_epochs,
+            num_epochs=self.source.num_passes,
             seed=self.seed,
         )
 
@@ -146,8 +152,9 @@ class RolloutDataModule(ValidationSwitch):
         assert self.train_set is not None
         assert self.trainer is not None
         iteration = self.trainer.current_epoch
-        total = self.buffer.num_responses
-        numbers = self.train_set.order(self.position, self.buffer.num_prompts, seed=self.seed)
+        num_prompts = self.num_prompts
+        total = num_prompts * self.buffer.responses_per_prompt
+        numbers = self.train_set.order(self.position, num_prompts, seed=self.seed)
         indices = owned_indices(total, rank=rank(), world_size=world_size())
         groups = indices // self.buffer.responses_per_prompt
         batch = make_prompt_batch(
@@ -159,8 +166,21 @@ class RolloutDataModule(ValidationSwitch):
             pad_id=self.source.tokenizer.pad_token_id,
         )
         experience = self.source.collect(batch, iteration=iteration, num_responses=total)
-        self.position += self.buffer.num_prompts
+        self.position += num_prompts
+        written = all_reduce_sum(experience.sequences.response_mask.sum().double().view(1))
+        self.tokens_per_prompt = float(written) / num_prompts
         return experience
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of the next buffer, over all ranks."""
+        wanted: float = self.buffer.num_prompts
+        if self.buffer.num_tokens is not None and self.tokens_per_prompt > 0:
+            most = wanted * _MOST_PROMPTS
+            wanted = min(self.buffer.num_tokens / self.tokens_per_prompt, most)
+        wanted *= self.source.num_prompts_factor
+        responses = max(self.buffer.num_minibatches, world_size())
+        return max(round(wanted), math.ceil(responses / self.buffer.responses_per_prompt))
 
     def val_dataloader(self) -> HeldOutLoader | list[Any]:
         """Held-out prompts of this rank, each once."""
@@ -193,6 +213,7 @@ class RolloutDataModule(ValidationSwitch):
         """
         return {
             "position": self.position,
+            "tokens_per_prompt": self.tokens_per_prompt,
             "seed": self.seed,
             "chat": self.chat,
             "system_prompt": self.system_prompt,
@@ -201,6 +222,7 @@ class RolloutDataModule(ValidationSwitch):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint stopped, with its seed."""
         self.position = int(state_dict["position"])
+        self.tokens_per_prompt = float(state_dict["tokens_per_prompt"])
         self.seed = int(state_dict["seed"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from ppo_lightning.configs import KLConfig, KLEstimatorName, PPOConfig
 from ppo_lightning.functional import (
     full_kl,
     gae,
+    group_zscore,
     kl_estimate,
+    leave_one_out,
     token_rewards,
     whiten,
 )
@@ -111,6 +113,25 @@ def score_with_networks(
     return NetworkScores(**score_in_parts(sequences, score, max_tokens=max_tokens))
 
 
+def finite_scores(networks: NetworkScores) -> tuple[NetworkScores, Tensor]:
+    """Empty the rows that hold a number which is not finite: one would poison the whole buffer.
+
+    Returns:
+        ``(scores, finite)``: the same with 0 in such rows, and which rows are finite. ``[B]`` bool.
+    """
+    columns = {name: column for name, column in vars(networks).items() if column is not None}
+    flags = [
+        column.isfinite().flatten(1).all(1) if column.dim() > 1 else column.isfinite()
+        for column in columns.values()
+    ]
+    finite = torch.stack(flags).all(0)
+    cleaned = {
+        name: column.masked_fill(~finite.view(-1, *[1] * (column.dim() - 1)), 0)
+        for name, column in columns.items()
+    }
+    return NetworkScores(**cleaned), finite
+
+
 SCORING_TOKENS = 8192
 """Most tokens of a pass without gradient where no budget is set: logits of all are kept at once."""
 
@@ -193,6 +214,8 @@ def build_experience(
         scores.masked_fill(~used, 0), networks.kl, mask, kl_coef=kl_coef, placement=kl.placement
     )
     advantages, returns = _advantages(rollout, rewards, networks, mask, ppo)
+    if ppo.advantage != "gae":
+        advantages = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
     raw = advantages
     if ppo.whiten_advantages:
         advantages = whiten(advantages, mask, reduce=reduce)
@@ -215,6 +238,19 @@ def build_experience(
         policy_version=rollout.policy_version,
     )
     return experience, ShapedRollout(rewards=rewards, raw_advantages=raw, mask=mask)
+
+
+def _compared(
+    rewards: Tensor,
+    groups: Tensor,
+    mask: Tensor,
+    how: Literal["gae", "rloo", "group"],
+    reduce: Reduce,
+) -> Tensor:
+    """Advantages without a critic: a response against the others to its prompt. ``[B, R]``."""
+    law = leave_one_out if how == "rloo" else group_zscore
+    found = law(rewards.sum(1), groups, mask.any(1), reduce=reduce)
+    return found[:, None].expand_as(mask).masked_fill(~mask, 0).to(rewards.dtype)
 
 
 def _advantages(

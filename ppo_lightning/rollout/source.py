@@ -24,8 +24,12 @@ class RolloutSource(Protocol):
         """Setting that names the model with the fewest positions; asked where there is a limit."""
 
     @property
-    def num_update_epochs(self) -> int:
+    def num_passes(self) -> int:
         """Most passes over a buffer."""
+
+    @property
+    def num_prompts_factor(self) -> float:
+        """Factor on the prompts of the next buffer."""
 
     def collect(self, prompts: PromptBatch, *, iteration: int, num_responses: int) -> Experience:
         """Sample, score and shape one buffer.

@@ -4,9 +4,14 @@ Numbers are those of ``docs/traps.md``. A replacement must fit the code in exact
 without an error of its own, and turn one of its tests red.
 """
 
-from tests.helpers.mutations import sampling, shaping, training
+from tests.helpers.mutations import normalising, sampling, shaping, training
 from tests.helpers.mutations.base import Mutation, misfit
 
-MUTATIONS = (*sampling.MUTATIONS, *shaping.MUTATIONS, *training.MUTATIONS)
+MUTATIONS = (
+    *sampling.MUTATIONS,
+    *shaping.MUTATIONS,
+    *normalising.MUTATIONS,
+    *training.MUTATIONS,
+)
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

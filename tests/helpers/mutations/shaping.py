@@ -50,9 +50,24 @@ MUTATIONS = (
     fault(
         "T26",
         "functional/control.py",
-        "error = min(max(kl / target - 1, -_MAX_ERROR), _MAX_ERROR)",
+        "error = _clip(kl / target - 1, -_MAX_ERROR, _MAX_ERROR)",
         "error = kl / target - 1",
         "unit/functional/test_control.py::test_t26_controller_number",
+    ),
+    fault(
+        "T26",
+        "callbacks/adaptive_kl.py",
+        "found = measured(stats.kl_ref, stats.num_responses)",
+        "found = measured(stats.kl_ref_per_token, stats.num_responses)",
+        "unit/callbacks/test_adaptive_kl.py::test_t26_it_reads_the_kl_of_a_response",
+    ),
+    fault(
+        "T26",
+        "callbacks/adaptive_kl.py",
+        "self._adapted(pl_module.kl.coef, kl=0.0, num_responses=buffer.num_responses)",
+        "pass",
+        "unit/callbacks/test_adaptive_kl.py::"
+        "test_t26_settings_that_do_not_suit_the_run_are_refused",
     ),
     fault(
         "T27",

@@ -99,6 +99,14 @@ MUTATIONS = (
         "unit/checkpointing/test_entry.py::test_t51_a_missing_critic_is_named",
     ),
     fault(
+        "T53",
+        "callbacks/reward_per_kl.py",
+        'self._best = state_dict["best"]',
+        "self._best = None",
+        "unit/callbacks/test_reward_per_kl.py::"
+        "test_t53_the_window_survives_a_resume_at_any_iteration",
+    ),
+    fault(
         "T54",
         "models/saving.py",
         "            plain.save_pretrained(work, state_dict=state_dict)\n",

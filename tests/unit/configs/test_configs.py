@@ -18,6 +18,7 @@ from ppo_lightning.configs import (
     OptimizerConfig,
     PolicyConfig,
     PPOConfig,
+    PTXConfig,
     ReferenceConfig,
     RewardProcessing,
     SamplingConfig,
@@ -25,13 +26,18 @@ from ppo_lightning.configs import (
 )
 
 CLASSES = [c for c in vars(configs).values() if dataclasses.is_dataclass(c)]
-REQUIRED = {PolicyConfig: {"path": "folder"}}
+REQUIRED = {PolicyConfig: {"path": "folder"}, PTXConfig: {"texts": "texts.txt"}}
 NAN, INF = math.nan, math.inf
 
 # Of each number: values outside its range; every one of them must be refused by its name.
 BAD = [
     (BufferConfig, {"num_prompts": [0, -1], "responses_per_prompt": [0], "num_minibatches": [0]}),
-    (BufferConfig, {"num_minibatches": [65]}),
+    (BufferConfig, {"num_minibatches": [65], "num_tokens": [0]}),
+    (KLConfig, {"max_kl_ref": [0.0, -1.0, NAN, INF], "max_kl_ref_per_token": [0.0, NAN]}),
+    (PPOConfig, {"extra_critic_epochs": [-1]}),
+    (PTXConfig, {"texts": ["", []], "coef": [-1.0, NAN], "batch_size": [0]}),
+    (PTXConfig, {"max_length": [1], "every_n_iterations": [0]}),
+    (OptimizerConfig, {"lr_batch_size": [0, 8]}),
     (GuardConfig, {"max_skipped_steps": [0, NAN]}),
     (KLConfig, {"coef": [-0.1, NAN, INF]}),
     (LoraConfig, {"rank": [0], "alpha": [0.0, -1.0, NAN], "layers": [0, -1]}),
@@ -104,6 +110,11 @@ def test_settings_that_contradict_each_other():
         CriticConfig(kind="shared", path="folder")
     with pytest.raises(ValueError, match="`greedy: false` needs `num_samples`"):
         ValidationConfig(greedy=False, num_samples=0)
+    for unused in ({"extra_critic_epochs": 1}, {"update_order": "in_turn"}):
+        with pytest.raises(ValueError, match="`advantage: rloo` has no use for a critic"):
+            PPOConfig(advantage="rloo", **unused)
+    with pytest.raises(ValueError, match="`lr_scaling` and `lr_batch_size` belong together"):
+        OptimizerConfig(lr_scaling="sqrt")
     with pytest.raises(ValueError, match=r"`num_minibatches` \(9\).*= 8"):
         BufferConfig(num_prompts=4, responses_per_prompt=2, num_minibatches=9)
 
@@ -167,3 +178,9 @@ def test_configs_are_frozen_take_names_only_and_say_what_they_are(cls):
         cls("positional")
     for field in dataclasses.fields(cls):
         assert f"        {field.name}: " in cls.__doc__, field.name  # what `--help` prints
+
+
+def test_rates_follow_the_size_of_a_minibatch():
+    assert OptimizerConfig().lr_scale(64) == 1
+    assert OptimizerConfig(lr_scaling="linear", lr_batch_size=16).lr_scale(64) == 4
+    assert OptimizerConfig(lr_scaling="sqrt", lr_batch_size=16).lr_scale(64) == 2

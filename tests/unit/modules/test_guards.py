@@ -46,7 +46,8 @@ def test_nan_is_left_to_the_guard_on_steps():
 def test_skips_count_in_a_row_only():
     counter = SkipCounter(limit=3)
     for skipped in (True, True, False, True, True):
-        counter.count(skipped)
+        assert not counter.count(skipped)
     assert counter.in_a_row == 2
+    assert counter.count(True)
     with pytest.raises(UpdateError, match=r"3 optimiser steps in a row.*reward_processing\.clip"):
-        counter.count(True)
+        raise counter.error()

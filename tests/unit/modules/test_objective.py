@@ -76,9 +76,26 @@ def by_hand(experience, output, ppo, *, with_kl=False):
         loss = policy - 0.01 * t["entropy"] + ppo.vf_coef * value
         losses.append((row, loss + COEFFICIENTS.kl_coef * kl))
         beyond = abs(t["logprobs"] - t["old_logprobs"]) > 10
-        found = (policy, value, t["entropy"], k3(t), kl, ratio, outside, active, dual)
-        for name, number in zip(SUMS, (*found, value_clipped, beyond, 1), strict=True):
+        found = {
+            "policy_loss": policy,
+            "entropy": t["entropy"],
+            "kl_old": k3(t),
+            "kl_loss": kl,
+            "kl_ref": ratio * (t["logprobs"] - t["ref_logprobs"]),
+            "kl_ref_before": t["old_logprobs"] - t["ref_logprobs"],
+            "ratio": ratio,
+            "outside": outside,
+            "clip_active": active,
+            "dual_clipped": dual,
+            "ratio_clamped": beyond,
+            "tokens": 1,
+            "value_loss": value,
+            "value_clipped": value_clipped,
+            "value_tokens": 1,
+        }
+        for name, number in found.items():
             sums[name] += number
+    sums["sequences"] = int(experience.sequences.response_mask.any(1).sum())
     return losses, sums
 
 

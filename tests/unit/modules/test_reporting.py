@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ppo_lightning.modules.collection import Collected
+from ppo_lightning.modules.decision import StepReport
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.reporting import IterationLedger, time_fields
-from ppo_lightning.modules.update import StepReport
 from ppo_lightning.rewards import RewardResult
 from ppo_lightning.rollout import ShapedRollout, completions_of
 from ppo_lightning.types import MiniBatch
@@ -59,6 +59,7 @@ def collected():
         shaped=ShapedRollout(rewards=mask * 0.0, raw_advantages=advantages, mask=used),
         experience=experience_of(rollout.sequences, old_values=networks.values, returns=returns),
         kept=used.any(1),
+        nonfinite=torch.tensor([False, False, True, False, False, False]),
     )
 
 
@@ -171,16 +172,17 @@ class Steps:
         self.ledger = IterationLedger(())
         self.per_pass, self.passes, self.count = per_pass, passes, 0
 
-    def add(self, decision, *, tokens, kl_old=0.0, norms=(1.0, 2.0), lr=1e-3, **sums):
+    def add(self, decision, *, tokens, kl_old=0.0, norms=(1.0, 2.0), lr=1e-3, part="both", **sums):
         vector = torch.zeros(len(SUMS), dtype=torch.float64)
-        for name, value in {"tokens": tokens, "kl_old": kl_old * tokens, **sums}.items():
+        counts = dict.fromkeys(("tokens", "value_tokens"), tokens)
+        for name, value in {**counts, "kl_old": kl_old * tokens, **sums}.items():
             vector[SUMS.index(name)] = value
         terms = Terms(torch.tensor(0.0), vector, torch.tensor(1.0 + self.count), torch.tensor(0.25))
         report = StepReport(
             decision=decision, kl_old=kl_old, actor_norm=norms[0], critic_norm=norms[1]
         )
         groups = [{"name": "actor", "lr": lr}, {"name": "critic", "lr": 3 * lr}]
-        self.ledger.add_step(self.batch(self.count), terms, report, groups)
+        self.ledger.add_step(part, terms, report, groups)
         self.count += 1
 
     def batch(self, step):
@@ -192,9 +194,9 @@ class Steps:
             num_epochs=self.passes,
         )
 
-    def stats(self):
+    def stats(self, *, num_skipped=0):
         last = self.batch(self.per_pass * self.passes - 1)
-        found = self.ledger.stats(last)
+        found = self.ledger.stats(last, num_skipped=num_skipped)
         return replace(found, **self.ledger.time_stats({"update": 2.0}, total=4.0, device=CPU))
 
 
@@ -204,7 +206,7 @@ def test_update_means_are_over_tokens_of_every_minibatch_worked_on():
     steps.add("step", tokens=256, policy_loss=0.7 * 256, norms=(1.0, 5.0), ratio=256.0)
     steps.add("step", tokens=256, policy_loss=0.8 * 256, norms=(3.0, 1.0), ratio=256.0)
     steps.add("kl_stop", tokens=10, policy_loss=0.9 * 10, norms=(8.0, 0.0), kl_old=0.3, ratio=61.0)
-    found = steps.stats()
+    found = steps.stats(num_skipped=4)
     assert found.policy_loss == pytest.approx(0.75287, abs=1e-5)
     assert found.kl_old == pytest.approx(3.0 / 522)
     assert found.ratio_mean == pytest.approx(573 / 522)

@@ -1,4 +1,4 @@
-"""One optimiser step up to its decision, with ranks played by turns."""
+"""Gradients and the decision of one optimiser step, with ranks played by turns."""
 
 from dataclasses import replace
 
@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import ppo_lightning.modules.decision as decision_file
 import ppo_lightning.modules.update as update
 from ppo_lightning.configs import CriticConfig, KLConfig, PolicyConfig, PPOConfig
 from ppo_lightning.models import build_actor_critic
+from ppo_lightning.modules.decision import Limits, report_of
 from ppo_lightning.modules.objective import SUMS, Coefficients, Terms
 from ppo_lightning.modules.update import (
     Objective,
     accumulate_gradients,
     microbatches,
-    report_of,
 )
 from tests.helpers.buffers import experience_of
 from tests.helpers.sequences import sequences_of
@@ -31,8 +32,9 @@ def terms(*, kl_sum=0.0, tokens=4.0, loss=1.0, **others):
     return Terms(torch.tensor(loss), sums, torch.tensor(1.0), torch.tensor(0.0))
 
 
-def report(found, *, actor=1.0, critic=2.0, limit=0.02):
-    return report_of(found, torch.tensor(actor), torch.tensor(critic), kl_limit=limit)
+def report(found, *, actor=1.0, critic=2.0, limit=0.02, **limits):
+    limits = Limits(kl_old=limit, **limits)
+    return report_of(found, torch.tensor(actor), torch.tensor(critic), limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def report(found, *, actor=1.0, critic=2.0, limit=0.02):
         (0.06, 0.02, "step"),
         (0.0625, 0.015625, "step"),  # at the limit, exactly
         (0.1, 0.02, "kl_stop"),
-        (50.0, None, "step"),
+        (50.0, INF, "step"),
     ],
 )
 def test_the_update_stops_above_the_limit(kl_sum, limit, decision):
@@ -75,12 +77,28 @@ def test_no_token_on_any_rank_is_no_division_by_zero():
 
 
 def test_t42_the_decision_is_made_on_the_sum_over_ranks(monkeypatch):
-    others = torch.tensor([0.5, 4.0, 0.0], dtype=torch.float64)
-    monkeypatch.setattr(update, "all_reduce_sum", lambda own: own + others)
+    others = torch.tensor([0.5, 0.0, 0.0, 4.0, 0.0, 4.0, 0.0], dtype=torch.float64)
+    monkeypatch.setattr(decision_file, "all_reduce_sum", lambda own: own + others)
     found = report(terms(kl_sum=0.0))
     assert (found.decision, found.kl_old) == ("kl_stop", 0.5 / 8)
-    others[2] = 1.0  # another rank's loss is not finite
+    others[-1] = 1.0  # another rank's loss is not finite
     assert report(terms(kl_sum=0.0)).decision == "nonfinite"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "limits", "decision"),
+    [
+        (2.0, 11.9, {"kl_ref": 6.0}, "step"),  # 2 responses: 5.95 nats each
+        (2.0, 12.1, {"kl_ref": 6.0}, "kl_cap"),
+        (2.0, 0.41, {"kl_ref_per_token": 0.1}, "step"),  # less than before
+        (0.2, 0.41, {"kl_ref_per_token": 0.1}, "kl_cap"),  # 4 tokens
+        (90.0, 89.0, {"kl_ref": 6.0, "kl_ref_per_token": 0.1}, "step"),  # on its way back
+        (89.0, 90.0, {}, "step"),
+    ],
+)
+def test_the_update_stops_where_it_takes_the_policy_beyond_the_cap(before, now, limits, decision):
+    found = terms(sequences=2.0, kl_ref=now, kl_ref_before=before)
+    assert report(found, **limits).decision == decision
 
 
 # Forward and backward of a tiny model

@@ -95,6 +95,17 @@ def test_the_order_is_penalty_then_normalise_then_clip():
     assert_close(free.scores, torch.tensor([0.0, -math.sqrt(1.5), math.sqrt(1.5)]))
 
 
+@pytest.mark.parametrize(
+    ("normalize", "spread"),
+    [("none", None), ("group", None), ("batch", 3.0), ("running", 3.0), ("reference", 3.0)],
+)
+def test_the_result_says_what_scores_were_divided_by(normalize, spread):
+    # After penalties, before the clip: -1 and 5 without the one, or ±0.5 with the other.
+    judge = pipeline([1.0, 5.0], missing_eos_penalty=2.0, normalize=normalize, clip=0.5)
+    responses = make_completions(["a", "b"], truncated=[True, False])
+    assert judge(responses, groups=torch.tensor([0, 0])).spread == spread
+
+
 # T29
 @pytest.mark.parametrize("value", [0.7, -3.0, 1e6, 0.1 + 0.2])
 def test_constant_scores_normalise_to_exactly_zero(value):
@@ -119,7 +130,7 @@ def test_nonfinite_is_an_error_that_names_component_and_sample():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "nan"])
-@pytest.mark.parametrize("normalize", ["none", "batch"])
+@pytest.mark.parametrize("normalize", ["none", "batch", "running", "ema", "reference"])
 def test_dropped_responses_touch_nothing(bad, normalize):
     responses = make_completions(["a", "b", "c"])
     both = pipeline(
@@ -133,6 +144,13 @@ def test_dropped_responses_touch_nothing(bad, normalize):
     assert both.components["r1"][1].isnan()
     assert both.components["r0"].tolist() == [1.0, 2.0, 3.0]
     assert not both.clipped[1]
+    assert both.spread == without.spread
+
+
+def test_dropped_responses_count_in_no_group():
+    judge = pipeline([1.0, math.nan, 3.0, 9.0], on_nonfinite="drop", normalize="group")
+    result = judge(make_completions(["a"] * 4), groups=torch.tensor([0, 0, 0, 1]))
+    assert result.scores.tolist() == [-1.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("on_nonfinite", ["error", "drop"])

@@ -21,7 +21,8 @@ LONGEST = 8  # tokens of the longest of the prompts, its BOS included
 class Source:
     """What the data module asks of a module; keeps the prompts that it is given."""
 
-    num_update_epochs = 1
+    num_passes = 1
+    num_prompts_factor = 1.0
 
     def __init__(self, folder, *, room=None):
         self.tokenizer = load_tokenizer(str(folder))
@@ -114,7 +115,13 @@ def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
     stopped = attached(tiny_llama_dir)
     iterate(stopped, 3)
     state = stopped.state_dict()
-    assert state == {"position": 12, "seed": 3, "chat": False, "system_prompt": None}
+    assert state == {
+        "position": 12,
+        "tokens_per_prompt": 1.0,
+        "seed": 3,
+        "chat": False,
+        "system_prompt": None,
+    }
     resumed = attached(tiny_llama_dir, seed=99)  # another seed in the config of the new run
     resumed.load_state_dict(state)
     resumed.trainer.current_epoch = 3

@@ -1,0 +1,38 @@
+"""Language modelling on texts beside PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppo_lightning.configs.checks import require, require_at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class PTXConfig:
+    """PPO-ptx: the actor's steps also lower −log p of texts, in the same gradient.
+
+    Keeps what pre-training or supervised fine-tuning taught (Ouyang et al. 2022, arXiv:2203.02155,
+    eq. 2).
+
+    Args:
+        texts: Path to a ``.txt`` file (a text a line) or ``.jsonl`` file (under ``prompt``), or the
+            texts themselves.
+        coef: Weight of the mean −log p of a token; 0 turns it off.
+        batch_size: Texts in each of the actor's steps, over all ranks.
+        max_length: Longer texts are cut into pieces of this many tokens.
+        every_n_iterations: Only in each n-th iteration.
+    """
+
+    texts: str | Sequence[str]
+    coef: float = 1.0
+    batch_size: int = 8
+    max_length: int = 128
+    every_n_iterations: int = 1
+
+    def __post_init__(self) -> None:
+        require(len(self.texts) > 0, "`texts` must name a file or hold a text, got nothing.")
+        require_at_least("coef", self.coef, 0)
+        require_at_least("batch_size", self.batch_size, 1)
+        require_at_least("max_length", self.max_length, 2)
+        require_at_least("every_n_iterations", self.every_n_iterations, 1)

@@ -1,0 +1,137 @@
+"""Checkpoint files as Lightning writes and reads them: whole, and agreed on by all ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
+from typing_extensions import override
+
+from ppo_lightning.checkpointing import Newest, newest_good, why_not, write_checkpoint
+from ppo_lightning.distributed import any_rank
+from ppo_lightning.errors import CheckpointError
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes each file wholly or not at all, and names a damaged one when it is read.
+
+    ``PPOModule`` puts it in the place of Lightning's own; a plugin of the user's stays.
+    """
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        if _is_remote(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+        else:
+            write_checkpoint(checkpoint, path)
+
+    @override
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return super().load_checkpoint(path, *args, **kwargs)
+        except Exception as error:
+            problem = None if _is_remote(path) else why_not(path)
+            if problem is None or not Path(path).is_file():
+                raise
+            raise CheckpointError(
+                f"`{os.fspath(path)}` {problem}. `--ckpt_path last` takes the newest file that "
+                "can be resumed."
+            ) from error
+
+
+class _Agreed:
+    """Writes a checkpoint, and raises on every rank where one of them could not.
+
+    The others would wait for it at the barrier that follows.
+
+    Args:
+        write: The strategy's own method.
+        device: Of the process group.
+    """
+
+    def __init__(self, write: Callable[..., None], device: Any) -> None:
+        self.write, self.device = write, device
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        failure = None
+        try:
+            self.write(*args, **kwargs)
+        except CheckpointError as error:
+            failure = error
+        if any_rank(failure is not None, self.device):
+            raise failure or CheckpointError(
+                "the checkpoint could not be written on another rank, which says why."
+            )
+
+
+def use_checkpoint_files(trainer: pl.Trainer) -> None:
+    """Let the trainer's strategy write whole files; a plugin of the user's stays."""
+    strategy: Any = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        strategy.checkpoint_io = CheckpointFiles()
+    if not isinstance(strategy.save_checkpoint, _Agreed):
+        strategy.save_checkpoint = _Agreed(strategy.save_checkpoint, strategy.root_device)
+
+
+def last_checkpoint(trainer: pl.Trainer) -> Path | None:
+    """Find the checkpoint that a run goes on from after it was stopped or killed.
+
+    ``trainer.fit(module, data, ckpt_path=last_checkpoint(trainer))`` is what the command line does
+    for ``--ckpt_path last``. Lightning's own ``"last"`` looks into the new run's folder only.
+
+    Args:
+        trainer: Not yet fitted; its folders are searched, those of earlier runs too.
+
+    Returns:
+        The newest file that can be resumed; None, and a line that says so, if there is none.
+    """
+    folders = checkpoint_folders(trainer)
+    newest = newest_good(folders)
+    _tell(newest, folders)
+    return newest.path
+
+
+def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
+    """Return where runs with this trainer's settings keep their checkpoints.
+
+    That is ``dirpath`` of its ModelCheckpoints; or else the folder of the logger's ``version``, if
+    it was chosen, or of all versions; or else ``checkpoints`` in ``default_root_dir``.
+    """
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    own = [Path(callback.dirpath) for callback in callbacks if callback.dirpath]
+    if own:
+        return own
+    if not trainer.loggers:
+        return [Path(trainer.default_root_dir) / "checkpoints"]
+    logger = trainer.loggers[0]
+    root = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+    version = getattr(logger, "_version", None)  # `version` itself would choose the next number
+    if version is None or version == SLURMEnvironment.job_id():
+        return [root]
+    return [root / (version if isinstance(version, str) else f"version_{version}")]
+
+
+@rank_zero_only
+def _tell(newest: Newest, folders: list[Path]) -> None:
+    for line in newest.skipped:
+        print(f"Not resumed from: {line}.", file=sys.stderr)
+    if newest.path is None:
+        places = " or ".join(f"`{folder}`" for folder in folders)
+        print(f"There is no checkpoint to resume from in {places}.", file=sys.stderr)
+    else:
+        done = f"{newest.iterations} iteration{'s' if newest.iterations != 1 else ''}"
+        print(f"Resuming from `{newest.path}`, after {done}.", file=sys.stderr)
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path)

@@ -1,0 +1,118 @@
+"""PPO-ptx: language modelling on texts in the actor's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppo_lightning.configs import PTXConfig
+from ppo_lightning.data import PromptSet, as_source, shuffled_order
+from ppo_lightning.distributed import rank, world_size
+from ppo_lightning.errors import ConfigError, DataError
+from ppo_lightning.modules.objective import SUMS, Terms
+from ppo_lightning.modules.update import Objective, touch
+from ppo_lightning.types import MiniBatch, Sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMix:
+    """Texts cut into pieces; which ones a step reads depends on its number alone.
+
+    So there is no position to save, and all ranks know what the others read.
+
+    Args:
+        config: Weight and size.
+        pieces: Token ids, two or more each.
+        seed: Of their order.
+    """
+
+    config: PTXConfig
+    pieces: tuple[tuple[int, ...], ...]
+    seed: int
+
+    @classmethod
+    def build(cls, config: PTXConfig, tokenizer: Any, *, seed: int) -> TextMix:
+        """Read and tokenise the texts; each ends with the end token.
+
+        Raises:
+            ConfigError: A step has fewer texts than there are ranks.
+            DataError: The texts cannot be read, or have no two tokens.
+        """
+        if config.batch_size < world_size():
+            raise ConfigError(
+                f"`ptx.batch_size` ({config.batch_size}) must be at least the number of ranks "
+                f"({world_size()})."
+            )
+        texts = config.texts if isinstance(config.texts, str) else list(config.texts)
+        end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        size, pieces = config.max_length, []
+        for ids in PromptSet.build(as_source(texts), tokenizer, chat=False).ids:
+            whole = [*ids, *end]
+            pieces += [tuple(whole[i : i + size]) for i in range(0, len(whole), size)]
+        usable = tuple(piece for piece in pieces if len(piece) > 1)
+        if not usable:
+            raise DataError("`ptx.texts` has no text of two tokens or more.")
+        return cls(config=config, pieces=usable, seed=seed)
+
+    def add(
+        self,
+        terms: Terms,
+        objective: Objective,
+        batch: MiniBatch,
+        parameters: Mapping[str, Sequence[nn.Parameter]],
+        backward: Callable[[Tensor], None],
+    ) -> Terms:
+        """Add the gradient of a step's texts.
+
+        Args:
+            terms: Of the minibatch.
+            objective: Networks.
+            batch: The minibatch, for its number.
+            parameters: By group.
+            backward: Lightning's ``manual_backward``.
+
+        Returns:
+            ``terms`` with the loss and its sums added.
+        """
+        iteration = batch.experience.iteration
+        if not self.config.coef or iteration % self.config.every_n_iterations:
+            return terms
+        chosen = self._chosen(iteration * batch.num_steps + batch.step)
+        count = sum(len(self.pieces[number]) - 1 for number in chosen)
+        device = terms.sums.device
+        sequences = self._sequences(chosen[rank() :: world_size()], device)
+        found = objective.networks(
+            sequences, temperature=1.0, values=False, entropy=False, final_values=False
+        )
+        nll = -found.logprobs.masked_fill(~sequences.response_mask, 0).sum()
+        loss = self.config.coef * nll * world_size() / count
+        backward(loss + touch(parameters["critic"]) if world_size() > 1 else loss)
+        sums = terms.sums.clone()
+        sums[SUMS.index("ptx_loss")] += nll.detach()
+        sums[SUMS.index("ptx_tokens")] += sequences.response_mask.sum()
+        return terms._replace(loss=terms.loss + loss.detach(), sums=sums)
+
+    def _chosen(self, step: int) -> list[int]:
+        size = self.config.batch_size
+        return shuffled_order(len(self.pieces), step * size, size, seed=self.seed)
+
+    def _sequences(self, numbers: Sequence[int], device: torch.device) -> Sequences:
+        """Lay pieces out: the first token is given, the others are to be foretold."""
+        pieces = [self.pieces[number] for number in numbers]
+        width = max(map(len, pieces)) - 1
+        ids = torch.zeros((len(pieces), width), dtype=torch.long)
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        for row, piece in enumerate(pieces):
+            ids[row, : len(piece) - 1] = torch.tensor(piece[1:])
+            mask[row, : len(piece) - 1] = True
+        first = torch.tensor([[piece[0]] for piece in pieces])
+        return Sequences(
+            prompt_ids=first,
+            prompt_mask=torch.ones_like(first, dtype=torch.bool),
+            response_ids=ids,
+            response_mask=mask,
+        ).to(device)

@@ -1,0 +1,201 @@
+"""The hooks of the update: one optimiser step a minibatch, and the end of the iteration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from ppo_lightning.configs import GuardConfig, KLConfig, PPOConfig, ValidationConfig
+from ppo_lightning.distributed import any_rank
+from ppo_lightning.functional import adapted_penalty_coef
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.modules.controls import Controls, Request, ppo_dials
+from ppo_lightning.modules.guards import SkipCounter
+from ppo_lightning.modules.held_out_steps import HeldOutSteps
+from ppo_lightning.modules.optim import advance, refresh
+from ppo_lightning.modules.passes import Part
+from ppo_lightning.modules.reporting import IterationLedger, log_iteration
+from ppo_lightning.modules.stages import call_listeners
+from ppo_lightning.modules.updater import Updater
+from ppo_lightning.types import MiniBatch, Verdict
+
+
+class UpdateSteps(HeldOutSteps):
+    """Takes an iteration's optimiser steps, and says what was measured when it ends.
+
+    Args:
+        validation: How held-out prompts are answered.
+        ppo: The objective.
+        kl: Penalty towards the reference.
+        guards: What happens when numbers go wrong.
+        components: Names of the reward components.
+    """
+
+    networks: ActorCritic | None
+
+    def __init__(
+        self,
+        validation: ValidationConfig,
+        *,
+        ppo: PPOConfig,
+        kl: KLConfig,
+        guards: GuardConfig,
+        components: tuple[str, ...],
+    ) -> None:
+        super().__init__(validation)
+        self.automatic_optimization = False
+        self.ppo = ppo
+        self.kl = kl
+        self.guards = guards
+        self.controls = Controls(ppo_dials(ppo, kl))
+        self.ledger = IterationLedger(components)
+        self.skips = SkipCounter(guards.max_skipped_steps)
+        self.verdicts: list[Verdict] = []
+        self.stop_requested = False
+        self.actor_delay = 0  # planned steps that the actor has sat out
+        self.checkpoint_complete = True
+        self._updater: Updater | None = None
+
+    @property
+    @override
+    def iteration(self) -> int:
+        return self.controls.iteration
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Forget the iteration before; the buffer's maker calls it."""
+        self.controls.iteration = iteration
+        self.checkpoint_complete = False
+        self.stop_requested = False
+        self.updater.begin()
+        self.verdicts.clear()
+        self.clock.reset()
+        self.ledger.reset(self.device)
+
+    @property
+    def updater(self) -> Updater:
+        """Takes the optimiser steps; there is one once ``fit`` has started."""
+        assert self._updater is not None
+        return self._updater
+
+    @override
+    def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
+        scheduler: Any = self.lr_schedulers()
+        if batch.is_first:
+            refresh(scheduler)  # a callback may have asked for another rate between iterations
+        part = None if self.stop_requested else self.updater.part(batch)
+        if part is not None:
+            with self.clock.stage(self, "update"):
+                self._update(batch, part)
+        self.actor_delay += not self.updater.trains_actor
+        advance(scheduler)
+        if batch.is_last:
+            self._end_iteration(batch)
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
+        """Carry a request to stop to the end of the iteration; what is left of it is skipped.
+
+        Any rank's request is all ranks': one that went on alone would wait for the others forever.
+        """
+        asked = any_rank(self.trainer.should_stop, self.device)
+        if batch.is_last:
+            self.trainer.should_stop = asked or self.stop_requested
+        elif asked:
+            self.stop_requested, self.trainer.should_stop = True, False
+
+    def _update(self, batch: MiniBatch, part: Part) -> None:
+        """Take one optimiser step, or note why not."""
+        optimizer: Any = self.optimizers()
+        terms, report = self.updater.step(
+            batch,
+            part,
+            optimizer=optimizer,
+            backward=self.manual_backward,
+            dtype=self._compute_dtype(),
+        )
+        self.ledger.add_step(part, terms, report, optimizer.param_groups)
+        if self.skips.count(report.decision == "nonfinite"):
+            self._give_up(batch)
+
+    def _give_up(self, batch: MiniBatch) -> None:
+        """End an update whose numbers stay not finite; the run goes on only if it is treated."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(getattr(callback, "treats_verdicts", False) for callback in callbacks):
+            raise self.skips.error()
+        verdict = Verdict(
+            illness="nonfinite_update",
+            evidence=self.skips.evidence,
+            iteration=batch.experience.iteration,
+            source="PPOModule",
+        )
+        self.report(verdict)
+        self.skips.in_a_row, self.updater.stopped = 0, True
+
+    def _compute_dtype(self) -> torch.dtype:
+        """Coarsest dtype that the forward pass computes in."""
+        assert self.networks is not None
+        precision = str(self.trainer.precision)
+        if "bf16" in precision or "16" in precision.split("-")[0]:
+            return torch.bfloat16
+        return next(self.networks.parameters()).dtype
+
+    def _end_iteration(self, batch: MiniBatch) -> None:
+        """Reduce what was measured; validation joins it, callbacks act on it."""
+        stats = self.ledger.stats(batch, num_skipped=self.updater.num_skipped)
+        self.iteration_stats = replace(
+            stats,
+            **self._times(),
+            kl_coef=self.controls["kl_coef"],
+            clip_range=self.controls["clip_range"],
+            ent_coef=self.controls["ent_coef"],
+            optimizer_steps=float(self.global_step),
+            penalty_coef=self._only(self.ppo.objective == "penalty", self.controls["penalty_coef"]),
+            dual_clip_fraction=self._only(self.ppo.dual_clip is not None, stats.dual_clip_fraction),
+            kl_loss=self._only(self.kl.placement == "loss", stats.kl_loss),
+        )
+        if self.ppo.objective == "penalty":
+            self._adapt_penalty(batch)
+        call_listeners(self, "on_update_end", self.iteration_stats)
+
+    def _times(self) -> dict[str, Any]:
+        return self.ledger.time_stats(
+            self.clock.seconds, total=self.clock.elapsed, device=self.device
+        )
+
+    @staticmethod
+    def _only(measured: bool, value: float | None) -> float | None:
+        return value if measured else None
+
+    def _adapt_penalty(self, batch: MiniBatch) -> None:
+        """PPO-Penalty's own law: its coefficient follows KL(old‖new) *after* the update.
+
+        Measured on the last minibatch, a chance sample of the buffer.
+        """
+        with torch.no_grad(), self.trainer.precision_plugin.forward_context():
+            kl = self.updater.kl_old_after(batch)
+        adapted = adapted_penalty_coef(
+            self.controls["penalty_coef"], kl, target=self.ppo.penalty_target
+        )
+        request = Request(source="PPO-Penalty", dial="penalty_coef", value=float(adapted))
+        self.controls.request(request)
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        assert self.iteration_stats is not None
+        if self.verdicts:
+            call_listeners(self, "on_diagnosis", tuple(self.verdicts))
+        self.iteration_stats = replace(self.iteration_stats, **self._times())
+        values = {k: v for k, v in self.iteration_stats.to_log().items() if k[:4] != "val/"}
+        log_iteration(self.trainer, values, iteration=self.iteration_stats.iteration)
+        self.checkpoint_complete = True
+        call_listeners(self, "on_iteration_end", self.iteration_stats)
+
+    def report(self, verdict: Verdict) -> None:
+        """Say that the run is ill; callbacks that treat it are asked when the iteration ends.
+
+        To be called on all ranks alike, from a callback's ``on_train_epoch_end`` at the latest.
+        """
+        self.verdicts.append(verdict)
