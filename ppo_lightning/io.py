@@ -90,14 +90,19 @@ def read_jsonl(
 
 
 @contextmanager
-def open_atomic(path: StrPath) -> Iterator[BinaryIO]:
+def open_atomic(path: StrPath, *, follow_links: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when complete.
 
     The bytes go to a temporary file in the same folder (which is made if need be); it reaches the
     disk and then takes the name in one step. After an error the old file is still there, whole,
-    and nothing else is left. A symbolic link is followed: the file it points to is replaced.
+    and nothing else is left.
+
+    Args:
+        path: The file.
+        follow_links: A symbolic link stays, and the file it points to is replaced; False replaces
+            the link.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path)) if follow_links else Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
     try:
@@ -107,10 +112,21 @@ def open_atomic(path: StrPath) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
+        _sync_folder(target.parent)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a new name to the disk: without it, a loss of power may bring the old file back."""
+    with suppress(OSError):  # some network file systems cannot; the file is there all the same
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_text_atomic(path: StrPath, text: str) -> None:

@@ -1,21 +1,46 @@
 """Lightning callbacks: what is done between the stages and iterations of a run."""
 
+from ppo_lightning.callbacks.adaptive_kl import AdaptiveKL
 from ppo_lightning.callbacks.before_after import BeforeAfter
+from ppo_lightning.callbacks.buffer_scheduler import BufferScheduler
 from ppo_lightning.callbacks.comparison import Change, changes_of, changes_table, pair_answers
 from ppo_lightning.callbacks.dump_buffers import DumpBuffers
+from ppo_lightning.callbacks.ema import ActorEMA
+from ppo_lightning.callbacks.entropy_target import EntropyTarget
+from ppo_lightning.callbacks.gold import BestByGold, GoldEarlyStopping
+from ppo_lightning.callbacks.max_kl import MaxKL
 from ppo_lightning.callbacks.predictions import PredictionWriter
 from ppo_lightning.callbacks.progress import StageProgress
+from ppo_lightning.callbacks.pull_back import PullBack
+from ppo_lightning.callbacks.refresh_reference import RefreshReference
+from ppo_lightning.callbacks.reward_per_kl import RewardPerKL
+from ppo_lightning.callbacks.rollback import CheckpointRollback
+from ppo_lightning.callbacks.rollback_report import RollbackReport
 from ppo_lightning.callbacks.samples import SampleTexts
+from ppo_lightning.callbacks.value_warmup import ValueWarmup
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
 
 __all__ = [
+    "ActorEMA",
+    "AdaptiveKL",
     "BeforeAfter",
+    "BestByGold",
+    "BufferScheduler",
     "Change",
+    "CheckpointRollback",
     "DumpBuffers",
+    "EntropyTarget",
+    "GoldEarlyStopping",
+    "MaxKL",
     "MetricsFile",
     "PredictionWriter",
+    "PullBack",
+    "RefreshReference",
+    "RewardPerKL",
+    "RollbackReport",
     "SampleTexts",
     "StageProgress",
+    "ValueWarmup",
     "changes_of",
     "changes_table",
     "pair_answers",

@@ -1,6 +1,7 @@
-"""What is made of checkpoints after a run."""
+"""What checkpoints hold, how they are written, found again, and made into models."""
 
 from ppo_lightning.checkpointing.export import (
+    EMA_STATE,
     CheckpointModels,
     export_actor,
     export_critic,
@@ -8,12 +9,25 @@ from ppo_lightning.checkpointing.export import (
     load_critic,
     read_models,
 )
+from ppo_lightning.checkpointing.files import remove_leftovers, write_checkpoint
+from ppo_lightning.checkpointing.find import Newest, newest_good, why_not
+from ppo_lightning.checkpointing.snapshots import Snapshot, SnapshotStore, Storage, copied
 
 __all__ = [
+    "EMA_STATE",
     "CheckpointModels",
+    "Newest",
+    "Snapshot",
+    "SnapshotStore",
+    "Storage",
+    "copied",
     "export_actor",
     "export_critic",
     "load_actor",
     "load_critic",
+    "newest_good",
     "read_models",
+    "remove_leftovers",
+    "why_not",
+    "write_checkpoint",
 ]

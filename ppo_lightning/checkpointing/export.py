@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Literal, TypeVar
@@ -43,6 +43,9 @@ _ACTOR = "networks.actor."
 _CRITIC = "networks.critic."
 _VALUE_HEAD = "networks.value_head."
 
+EMA_STATE = "ActorEMA"
+"""Where a checkpoint keeps the average of the actor's weights, among the callbacks' states."""
+
 Config = TypeVar("Config", PolicyConfig, CriticConfig, ReferenceConfig, SamplingConfig)
 
 
@@ -60,6 +63,8 @@ class CheckpointModels:
         fingerprint: Of the frozen weights beside them; empty where there are none.
         chat: Whether plain prompts were turns of a chat, as the data module takes it.
         system_prompt: First turn of every chat without one.
+        ema: Average of the actor's trained weights, by their names in the actor; empty without the
+            callback ``ActorEMA``.
     """
 
     path: Path
@@ -71,6 +76,7 @@ class CheckpointModels:
     fingerprint: str
     chat: bool | Literal["auto"] = "auto"
     system_prompt: str | None = None
+    ema: Mapping[str, Tensor] = field(default_factory=dict)
 
     def weights_of(self, prefix: str) -> dict[str, Tensor]:
         """Return the weights whose names begin with ``prefix``, without it."""
@@ -104,6 +110,7 @@ def read_models(path: str | Path, *, policy_path: str | None = None) -> Checkpoi
         sampling=_rebuilt(SamplingConfig, models["sampling"], path),
         weights=checkpoint["state_dict"],
         fingerprint=entry.get("fingerprint", ""),
+        ema=checkpoint.get("callbacks", {}).get(EMA_STATE, {}).get("weights", {}),
         **_prompting(checkpoint),
     )
 
@@ -116,16 +123,22 @@ def _prompting(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[0][name] for name in names} if found else {}
 
 
-def load_actor(models: CheckpointModels) -> nn.Module:
+def load_actor(models: CheckpointModels, *, ema: bool = False) -> nn.Module:
     """Build the actor and load its trained weights; adapters are left on it.
 
     Args:
         models: From ``read_models``.
+        ema: Take the average of its weights (callback ``ActorEMA``) instead of the last ones.
 
     Raises:
         CheckpointError: Weights are missing, or the frozen ones have changed.
         ModelError: The starting model cannot be loaded.
     """
+    if ema and not models.ema:
+        raise CheckpointError(
+            f"`{models.path}` holds no average of the actor's weights: train with the callback "
+            "`ppo_lightning.callbacks.ActorEMA`, or leave out `--ema`."
+        )
     policy = replace(models.policy, gradient_checkpointing=False)
     actor: nn.Module = load_causal_lm(policy)
     if policy.lora is not None:
@@ -133,6 +146,8 @@ def load_actor(models: CheckpointModels) -> nn.Module:
     if models.fingerprint:
         _check_frozen(actor, models)
     _load_trained(actor, models.weights_of(_ACTOR), models)
+    if ema:
+        _load_average(actor, models)
     return actor.eval()
 
 
@@ -168,6 +183,7 @@ def export_actor(
     folder: str | Path,
     *,
     overwrite: bool = False,
+    ema: bool = False,
 ) -> None:
     """Write the actor as a Hugging Face folder with its tokenizer; adapters are merged.
 
@@ -175,12 +191,13 @@ def export_actor(
         models: From ``read_models``.
         folder: New or empty; it appears only when complete.
         overwrite: Take the place of a model that is there.
+        ema: See ``load_actor``.
 
     Raises:
         CheckpointError: The folder holds something already, or see ``load_actor``.
     """
     _check_target(Path(folder), overwrite)
-    actor = load_actor(models)
+    actor = load_actor(models, ema=ema)
     _save(actor, models, Path(folder))
 
 
@@ -258,6 +275,18 @@ def _load_trained(
             f"`{models.path}` {what} `{name}`: it does not fit the model that it names, "
             f"`{models.policy.path}`."
         )
+
+
+@torch.no_grad()
+def _load_average(actor: nn.Module, models: CheckpointModels) -> None:
+    """Put the average in the place of every trained weight; tied weights follow."""
+    trained = {name: weight for name, weight in actor.named_parameters() if weight.requires_grad}
+    if {k: v.shape for k, v in trained.items()} != {k: v.shape for k, v in models.ema.items()}:
+        raise CheckpointError(
+            f"the average of the actor's weights in `{models.path}` does not fit its actor."
+        )
+    for name, weight in trained.items():
+        weight.copy_(models.ema[name])
 
 
 def _check_frozen(actor: nn.Module, models: CheckpointModels) -> None:

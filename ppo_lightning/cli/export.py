@@ -17,8 +17,14 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("checkpoint", help="file that `ppo-lightning fit` wrote")
     options.add_argument("folder", help="where to write; new or empty")
-    options.add_argument(
+    instead = options.add_mutually_exclusive_group()
+    instead.add_argument(
         "--critic", action="store_true", help="write the critic, as a sequence classifier, instead"
+    )
+    instead.add_argument(
+        "--ema",
+        action="store_true",
+        help="write the average of the actor's weights that the callback ActorEMA has kept",
     )
     options.add_argument(
         "--overwrite", action="store_true", help="take the place of a model in the folder"
@@ -36,7 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     from ppo_lightning.checkpointing import export_actor, export_critic, read_models
 
     models = read_models(given.checkpoint, policy_path=given.policy_path)
-    export = export_critic if given.critic else export_actor
-    export(models, given.folder, overwrite=given.overwrite)
-    print(f"{'critic' if given.critic else 'actor'} written to {given.folder}")
+    if given.critic:
+        export_critic(models, given.folder, overwrite=given.overwrite)
+    else:
+        export_actor(models, given.folder, overwrite=given.overwrite, ema=given.ema)
+    what = "critic" if given.critic else "average of the actor" if given.ema else "actor"
+    print(f"{what} written to {given.folder}")
     return 0

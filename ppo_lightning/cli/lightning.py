@@ -24,6 +24,7 @@ from ppo_lightning.cli.config_files import prepare_arguments
 from ppo_lightning.cli.save_config import KeepConfigs
 from ppo_lightning.cli.tables import scores_table
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.modules import last_checkpoint
 
 T = TypeVar("T")
 
@@ -154,20 +155,36 @@ class PPOLightningCLI(LightningCLI):
             extra = [callback for callback in extra if not isinstance(callback, ProgressBar)]
         return super().instantiate_trainer(callbacks=[*given, *extra], **kwargs)
 
+    def fit(self, **kwargs: Any) -> None:
+        """Train; ``ckpt_path: last`` goes on where an earlier run of the config was stopped."""
+        if kwargs.get("ckpt_path") == "last":
+            kwargs["ckpt_path"] = last_checkpoint(self.trainer)
+        self.trainer.fit(**kwargs)
+
     def test(self, **kwargs: Any) -> None:
         """Answer the held-out prompts and print their scores."""
         kwargs["verbose"] = False
+        self._require_last(kwargs)
         self._print_scores(self.trainer.test(**kwargs))
 
     def validate(self, **kwargs: Any) -> None:
         """Do what ``test`` does, with the hooks and names of validation."""
         kwargs["verbose"] = False
+        self._require_last(kwargs)
         self._print_scores(self.trainer.validate(**kwargs))
 
     def predict(self, **kwargs: Any) -> None:
         """Answer the held-out prompts; `PredictionWriter` writes the answers."""
         kwargs["return_predictions"] = False
+        self._require_last(kwargs)
         self.trainer.predict(**kwargs)
+
+    def _require_last(self, kwargs: dict[str, Any]) -> None:
+        """Put the file in the place of ``last``; an untrained model is not what was asked for."""
+        if kwargs.get("ckpt_path") == "last":
+            kwargs["ckpt_path"] = last_checkpoint(self.trainer)
+            if kwargs["ckpt_path"] is None:
+                raise ConfigError("`ckpt_path: last`: no run has left a checkpoint; name a file.")
 
     @rank_zero_only
     def _print_scores(self, results: Sequence[Mapping[str, float]]) -> None:

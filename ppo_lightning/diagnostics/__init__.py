@@ -7,5 +7,25 @@ from ppo_lightning.diagnostics.advice import (
     review,
     review_scores,
 )
+from ppo_lightning.diagnostics.detectors import (
+    DETECTORS,
+    UPDATE_ILLNESSES,
+    DetectorConfig,
+    all_measured_finite,
+    detect,
+    trimmed,
+)
 
-__all__ = ["Advice", "RunSettings", "advice_text", "review", "review_scores"]
+__all__ = [
+    "DETECTORS",
+    "UPDATE_ILLNESSES",
+    "Advice",
+    "DetectorConfig",
+    "RunSettings",
+    "advice_text",
+    "all_measured_finite",
+    "detect",
+    "review",
+    "review_scores",
+    "trimmed",
+]

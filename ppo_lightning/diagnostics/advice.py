@@ -118,24 +118,34 @@ def review_scores(
         kl_coef: β in force.
         normalize: How scores are normalised, or the section that says so.
     """
-    how = normalize if isinstance(normalize, str) else normalize.normalize
-    low, high = _SPREAD
     if std == 0:
         message = (
             "gave every response of the first iteration the same score: there is nothing to learn "
             "from. Test the reward on good against bad answers."
         )
         return [Advice(key="rewards", message=message)]
-    if kl_coef == 0 or how != "none" or not std > 0 or low <= std <= high:
+    unit = _unit(normalize)
+    low, high = _SPREAD
+    if kl_coef == 0 or unit is None or not std > 0 or low <= std / unit <= high:
         return []
-    wish = kl_coef * std
-    weak = "weak" if std > high else "strong"
+    spread = std / unit
+    weak = "weak" if spread > high else "strong"
+    way_out = "`reward_processing.normalize: batch`"
+    if unit != 1:
+        way_out = f"`reward_processing.reference_std: {std:.2g}`"
     message = (
-        f"is {kl_coef:g}, meant for scores of spread about 1, and theirs is {std:.3g}: the penalty "
-        f"is as {weak} as {kl_coef / std:.2g} would be for such. Try {wish:.2g}, or "
-        "`reward_processing.normalize: batch`."
+        f"is {kl_coef:g}, meant for scores of spread about 1, and theirs is {spread:.3g}: the "
+        f"penalty is as {weak} as {kl_coef / spread:.2g} would be for such. Try "
+        f"{kl_coef * spread:.2g}, or {way_out}."
     )
     return [Advice(key="kl.coef", message=message)]
+
+
+def _unit(normalize: RewardProcessing | str) -> float | None:
+    """What scores are divided by whatever they are; None if by their own spread, measured."""
+    fixed = None if isinstance(normalize, str) else normalize.reference_std
+    how = normalize if isinstance(normalize, str) else normalize.normalize
+    return 1.0 if how == "none" else fixed
 
 
 def advice_text(found: Iterable[Advice]) -> str:

@@ -1,5 +1,6 @@
 """What spans ranks: sums, agreed decisions, and who owns which response."""
 
+from ppo_lightning.distributed.faults import fault_point
 from ppo_lightning.distributed.indices import owned_indices
 from ppo_lightning.distributed.reduce import (
     all_reduce_max,
@@ -16,6 +17,7 @@ __all__ = [
     "all_reduce_max",
     "all_reduce_sum",
     "any_rank",
+    "fault_point",
     "gather_objects",
     "is_distributed",
     "max_over_ranks",

@@ -1,10 +1,15 @@
-"""Laws that adapt a coefficient between iterations."""
+"""Laws that adapt a coefficient, the number of passes or the buffer between iterations."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 _MAX_ERROR = 0.2
+
+Payoff = Literal["unclear", "paid", "fading", "stalled"]
+"""What growth of the KL has brought: see ``payoff_of_kl``."""
 
 
 def adapted_kl_coef(
@@ -41,7 +46,7 @@ def adapted_kl_coef(
         )
     if math.isnan(kl):
         return kl_coef
-    error = min(max(kl / target - 1, -_MAX_ERROR), _MAX_ERROR)
+    error = _clip(kl / target - 1, -_MAX_ERROR, _MAX_ERROR)
     return kl_coef * (1 + error * num_responses / horizon)
 
 
@@ -68,6 +73,191 @@ def adapted_penalty_coef(penalty_coef: float, kl: float, *, target: float) -> fl
     if kl < target / 1.5:
         return penalty_coef / 2
     return penalty_coef
+
+
+def adapted_ent_coef(
+    ent_coef: float, entropy: float, *, target: float, rate: float, low: float, high: float
+) -> float:
+    """Integrate the relative shortfall of the entropy into the weight of its bonus.
+
+    ``clip(c + rate · clip(1 - H / target, ±1), low, high)``: projected dual ascent on the
+    constraint H ≥ target, as the temperature of SAC, here once an iteration. The step is added,
+    not multiplied (SAC's step on log α), so the weight leaves 0 and comes back to it; the
+    projection keeps nothing in store, so it falls at once when the entropy has recovered; the
+    error has no unit, so one ``rate`` serves vocabularies of every size.
+
+    Args:
+        ent_coef: Weight of the iteration that was measured.
+        entropy: In the unit of ``target``. Where it is not finite nothing moves.
+        target: Wanted least entropy, above 0.
+        rate: Most that one step adds or takes, above 0.
+        low: Least weight, where it rests while the entropy is above the target.
+        high: Largest weight.
+
+    Returns:
+        Weight of the next iteration, in [low, high].
+
+    Raises:
+        ValueError: ``target`` or ``rate`` is not positive.
+
+    Source:
+        Haarnoja et al. 2018, arXiv:1812.05905, sec. 5, eq. 17-18.
+    """
+    _require_positive("target", target)
+    _require_positive("rate", rate)
+    if not math.isfinite(entropy):
+        return ent_coef
+    return _clip(ent_coef + rate * _clip(1 - entropy / target, -1, 1), low, high)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Least-squares slope of ``y`` over ``x``.
+
+    Args:
+        x: Where it was measured.
+        y: What was measured there; as many.
+
+    Returns:
+        The slope; nan where ``x`` has no two different values.
+
+    Raises:
+        ValueError: The two differ in length.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"`x` and `y` must be of one length, got {len(x)} and {len(y)}.")
+    if len(set(x)) < 2:
+        return math.nan
+    middle, level = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    moment = math.fsum((a - middle) * (b - level) for a, b in zip(x, y, strict=True))
+    return moment / math.fsum((a - middle) ** 2 for a in x)
+
+
+class WindowTrend(NamedTuple):
+    """Where KL and reward went in a window of iterations, by straight lines through both.
+
+    Args:
+        kl_growth: Rise of the KL from the first to the last iteration.
+        gain: Rise of the reward.
+        reward_per_kl: Slope of reward over KL.
+    """
+
+    kl_growth: float
+    gain: float
+    reward_per_kl: float
+
+
+def window_trend(kl: Sequence[float], rewards: Sequence[float]) -> WindowTrend:
+    """Fit straight lines to a window of iterations.
+
+    Args:
+        kl: KL to the reference of each iteration, the earliest first.
+        rewards: Mean reward of each.
+    """
+    times, last = range(len(kl)), len(kl) - 1
+    return WindowTrend(
+        kl_growth=last * slope(times, kl),
+        gain=last * slope(times, rewards),
+        reward_per_kl=slope(kl, rewards),
+    )
+
+
+def payoff_of_kl(
+    trend: WindowTrend,
+    *,
+    best: float | None,
+    spread: float,
+    min_kl_growth: float,
+    min_gain: float,
+    slope_share: float,
+) -> Payoff:
+    """Say what the growth of the KL in a window has paid.
+
+    A run that never earned anything and one that earns less and less both show reward that no
+    longer follows the KL, and need the opposite: ``best`` tells them apart.
+
+    Args:
+        trend: Of the window.
+        best: Largest reward per KL of the windows that paid; None if none did.
+        spread: Standard deviation of the scores.
+        min_kl_growth: Below it nothing can be said.
+        min_gain: A gain counts above this share of ``spread``.
+        slope_share: Reward per KL fades below this share of ``best``.
+
+    Returns:
+        ``unclear``: the KL has not grown. ``paid``: reward rose with it. ``fading``: it did once,
+        and by less than ``slope_share`` of that now. ``stalled``: it has not in any window.
+    """
+    if not trend.kl_growth >= min_kl_growth:  # nan, too
+        return "unclear"
+    if best is not None:
+        return "fading" if trend.reward_per_kl < slope_share * best else "paid"
+    return "paid" if trend.gain > min_gain * spread and trend.reward_per_kl > 0 else "stalled"
+
+
+def pressure_on_update(
+    stopped: Sequence[bool], *, window: int, frequent: float, patience: int
+) -> int:
+    """Judge how often the KL bound ended the update.
+
+    Args:
+        stopped: For each iteration since the last change, the earliest first.
+        window: Iterations that the share is taken over.
+        frequent: Share of stopped iterations from which on they are frequent.
+        patience: Iterations without a stop after which they count as gone.
+
+    Returns:
+        1: stops are frequent. -1: there are none. 0: neither, or too early to say; between the two
+        nothing changes.
+    """
+    recent = stopped[-window:]
+    if len(recent) == window and sum(recent) >= frequent * window:
+        return 1
+    return -1 if len(stopped) >= patience and not any(stopped[-patience:]) else 0
+
+
+class UpdatePlan(NamedTuple):
+    """How much is learned from how large a buffer.
+
+    Args:
+        num_epochs: K, passes over the buffer.
+        prompts_factor: Factor on the buffer's prompts.
+    """
+
+    num_epochs: int
+    prompts_factor: float
+
+
+def relieved_plan(
+    plan: UpdatePlan,
+    *,
+    pressure: int,
+    num_epochs: tuple[int, int],
+    growth: float,
+    max_factor: float,
+    first: Literal["epochs", "buffer"],
+) -> UpdatePlan:
+    """Take one step with K or the buffer: against pressure, or back where there is none.
+
+    The second of the two moves when the first is at its bound; the way back undoes the steps in
+    reverse, so that no more than one of the two is between its bounds.
+
+    Args:
+        plan: In force.
+        pressure: 1 lowers K by one or grows the buffer, -1 goes back, 0 leaves all as it is.
+        num_epochs: Least and largest K.
+        growth: Factor of one step of the buffer, above 1.
+        max_factor: Largest factor on the buffer; the least is 1.
+        first: Which of the two gives way first.
+    """
+    fewer = plan._replace(num_epochs=int(_clip(plan.num_epochs - pressure, *num_epochs)))
+    factor = _clip(plan.prompts_factor * growth**pressure, 1.0, max_factor)
+    steps = [fewer, plan._replace(prompts_factor=factor)]
+    backwards = (first == "buffer") != (pressure < 0)
+    return next((step for step in steps[:: -1 if backwards else 1] if step != plan), plan)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 def _require_positive(name: str, value: float) -> None:

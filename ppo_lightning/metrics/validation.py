@@ -27,6 +27,13 @@ class AnswerStats:
         "score by the gold reward, which the training never sees; only where one is given",
         note="falling while the score rises is over-optimisation: select checkpoints by this one",
     )
+    gold_error: float | None = metric(
+        "gold_error",
+        "gold's own",
+        "deviation over responses",
+        "standard error of that mean, the answers taken as independent",
+        note="differences of a few of these are noise",
+    )
     kl_ref: float | None = metric(
         "kl_ref",
         "nats per response",

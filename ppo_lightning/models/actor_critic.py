@@ -68,7 +68,8 @@ class ActorCritic(nn.Module):
         Args:
             sequences: Prompts and responses.
             temperature: Of the sampling distribution, above 0.
-            policy: Whether to ask the actor for log-probabilities.
+            policy: Whether to ask the actor for log-probabilities. Without, no gradient reaches it
+                from a value head either.
             values: Whether to ask the critic.
             entropy: Whether to compute the entropy too.
             logits: Whether to return the actor's logits too.
@@ -105,7 +106,8 @@ class ActorCritic(nn.Module):
         actor, width = base_causal_lm(self.actor), sequences.response_ids.shape[1]
         inputs = model_inputs(sequences, final=final)
         if self.value_head is not None and values:
-            scores, hidden = last_logits_and_states(actor, inputs, width=width + final)
+            with torch.set_grad_enabled(policy and torch.is_grad_enabled()):
+                scores, hidden = last_logits_and_states(actor, inputs, width=width + final)
             hidden = _scale_gradient(hidden, self.trunk_grad_scale)
             return (scores if policy else None), self.value_head(hidden).squeeze(-1)
         states: Tensor | None = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ppo_lightning.configs import PolicyConfig, ReferenceConfig
+from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import adapter_disabled, base_causal_lm, is_adapted
 from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.loading import load_causal_lm
@@ -29,6 +31,7 @@ class ReferencePolicy:
         if adapter_off and not is_adapted(model):
             raise ValueError("`adapter_off` needs a model with an adapter.")
         self.adapter_off = adapter_off
+        self._shares_base = False  # a copy of the actor's adapters on the actor's own base
         self._model = model if adapter_off else model.eval().requires_grad_(False)
 
     @classmethod
@@ -76,7 +79,7 @@ class ReferencePolicy:
     def causal_lm(self) -> Iterator[nn.Module]:
         """Lend the reference, to score or to sample with; an adapter is off meanwhile."""
         if not self.adapter_off:
-            yield self._model
+            yield base_causal_lm(self._model)
             return
         with adapter_disabled(self._model):
             yield base_causal_lm(self._model)
@@ -85,8 +88,117 @@ class ReferencePolicy:
         """Digest of a copy of its own; ``""`` where the reference is the actor's own base."""
         return "" if self.adapter_off else fingerprint(self._model)
 
+    # ------------------------------------------------------------------ refresh and pull-back
+
+    @torch.no_grad()
+    def refresh(self, actor: nn.Module, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Become a frozen copy of the actor.
+
+        A full copy is overwritten in place. An actor with adapters gives a copy of its adapters;
+        the base stays shared. Merging them would cost another base, and would round: a KL to the
+        actor of exactly 0 needs the same sums in the same order.
+
+        Args:
+            actor: The policy being trained; left alone.
+            weights: Trained weights to take instead of the actor's own, from ``taken_over``.
+
+        Raises:
+            ModelError: See ``require_alike``.
+        """
+        self.require_alike(actor)
+        given = trained_weights(actor) if weights is None else weights
+        if is_adapted(actor) and not self._shares_base:
+            self._model, self.adapter_off, self._shares_base = _sharing_frozen(actor), False, True
+        own = dict(self._model.named_parameters())
+        _require_same(own, given)
+        for name, weight in given.items():
+            own[name].copy_(weight)
+
+    def taken_over(self, actor: nn.Module) -> dict[str, Tensor]:
+        """Return the reference's own value of every weight that the actor trains, not a copy."""
+        own = dict(self._model.named_parameters())
+        return {name: own[name] for name in trained_weights(actor)}
+
+    def require_alike(self, actor: nn.Module) -> None:
+        """Refuse an actor whose weights a full reference cannot take.
+
+        Raises:
+            ModelError: A weight of the actor is not there, or of another shape.
+        """
+        if not is_adapted(actor):
+            _require_same(dict(self._model.named_parameters()), trained_weights(actor))
+
+    @torch.no_grad()
+    def pull(self, actor: nn.Module, weight: float) -> None:
+        """Move the actor's weights towards the reference's, in place.
+
+        W becomes (1 − w)·W + w·W_ref. With adapters W = W_ref + s·B·A, so that is W_ref +
+        s·((1 − w)·B)·A: scaling B alone does it exactly, and scaling A as well would square the
+        factor. With w = 1 B is 0 as it was at the start, while A stays, so it can be trained again.
+
+        Args:
+            actor: The policy being trained.
+            weight: w in (0, 1]; 1 is a reset.
+
+        Raises:
+            ModelError: See ``require_pullable``.
+        """
+        self.require_pullable(actor)
+        own = dict(self._model.named_parameters())
+        for name, parameter in trained_weights(actor).items():
+            if self.adapter_off:
+                if _is_lora_b(name):
+                    _pull(parameter, torch.zeros_like(parameter), weight)
+            else:
+                _pull(parameter, own[name], weight)
+
+    def require_pullable(self, actor: nn.Module) -> None:
+        """Refuse an actor that cannot get to the reference in the space of its weights.
+
+        Raises:
+            ModelError: It has adapters, and the reference is not its own base; or, without them,
+                see ``require_alike``.
+        """
+        if is_adapted(actor) and not self.adapter_off:
+            raise ModelError(
+                "adapters can only be pulled back to the base that they are on: leave out "
+                "`reference.path` and `reference.dtype`, and do not refresh the reference."
+            )
+        self.require_alike(actor)
+
     def to(self, device: torch.device | str) -> ReferencePolicy:
         """Move a copy of its own; an actor with its adapter off is moved by whoever trains it."""
         if not self.adapter_off:
             self._model.to(device)
         return self
+
+
+def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable weights by name; tied ones once."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def _require_same(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    for name, weight in given.items():
+        if name not in own or own[name].shape != weight.shape:
+            raise ModelError(
+                f"the reference is another kind of model than the actor: `{name}` is not there, or "
+                "of another shape. Leave out `reference.path`, or give a model of the same kind."
+            )
+
+
+def _sharing_frozen(actor: nn.Module) -> nn.Module:
+    """Copy an adapted model, all but its frozen weights, which both have from now on."""
+    shared = {id(weight): weight for weight in actor.parameters() if not weight.requires_grad}
+    return copy.deepcopy(actor, shared).eval().requires_grad_(False)
+
+
+def _is_lora_b(name: str) -> bool:
+    return ".lora_B." in name or ".lora_embedding_B." in name
+
+
+def _pull(parameter: Tensor, target: Tensor, weight: float) -> None:
+    if weight == 1.0:
+        parameter.copy_(target)  # whatever it was, nan included
+    else:
+        parameter.lerp_(target.to(parameter), weight)

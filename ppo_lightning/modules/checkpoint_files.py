@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
@@ -55,20 +56,20 @@ class _Agreed:
     The others would wait for it at the barrier that follows.
 
     Args:
-        write: The strategy's own method.
-        device: Of the process group.
+        strategy: Whose own method is called.
     """
 
-    def __init__(self, write: Callable[..., None], device: Any) -> None:
-        self.write, self.device = write, device
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.write: Callable[..., None] = strategy.save_checkpoint
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         failure = None
         try:
             self.write(*args, **kwargs)
-        except CheckpointError as error:
+        except Exception as error:
             failure = error
-        if any_rank(failure is not None, self.device):
+        if any_rank(failure is not None, self.strategy.root_device):
             raise failure or CheckpointError(
                 "the checkpoint could not be written on another rank, which says why."
             )
@@ -80,7 +81,7 @@ def use_checkpoint_files(trainer: pl.Trainer) -> None:
     if type(strategy.checkpoint_io) is TorchCheckpointIO:
         strategy.checkpoint_io = CheckpointFiles()
     if not isinstance(strategy.save_checkpoint, _Agreed):
-        strategy.save_checkpoint = _Agreed(strategy.save_checkpoint, strategy.root_device)
+        strategy.save_checkpoint = _Agreed(strategy)
 
 
 def last_checkpoint(trainer: pl.Trainer) -> Path | None:

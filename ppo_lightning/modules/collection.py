@@ -107,11 +107,10 @@ class Collection:
         with self.stage("reward"):
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(completions, groups=prompts.groups, reduce=all_reduce_sum)
-        scored = ~result.dropped.to(rollout.truncated.device) & rollout.response_mask.any(1)
         with self.stage("scoring"):
             with self.precision():
                 networks, finite = finite_scores(self._network_scores(rollout))
-            kept = scored & finite
+            kept = _scored(result, rollout) & finite
             experience, shaped = build_experience(
                 rollout,
                 result.scores.to(rollout.response_ids.device),
@@ -164,3 +163,9 @@ class Collection:
             max_tokens=self.ppo.microbatch_tokens,
             final_values=self.ppo.bootstrap_truncated,
         )
+
+
+def _scored(result: RewardResult, rollout: Rollout) -> Tensor:
+    """Responses with tokens and a usable score. ``[B]`` bool."""
+    written = rollout.response_mask.any(1)
+    return ~result.dropped.to(written.device) & written

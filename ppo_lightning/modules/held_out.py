@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from ppo_lightning.configs import SamplingConfig, ValidationConfig
 from ppo_lightning.distributed import all_reduce_sum, gather_objects
-from ppo_lightning.functional import combine_keys, distinct_openings, repeated_ngram_fraction
+from ppo_lightning.functional import (
+    combine_keys,
+    distinct_openings,
+    moments,
+    repeated_ngram_fraction,
+)
 from ppo_lightning.metrics import AnswerStats, metric_specs
 from ppo_lightning.models import ActorCritic, ReferencePolicy
 from ppo_lightning.rewards import Reward, RewardPipeline, scores_of
@@ -247,4 +252,6 @@ def _means(answers: Sequence[Answer], device: torch.device) -> dict[str, float]:
     }
     table = torch.tensor(list(totals.values()), dtype=torch.float64, device=device)
     reduced = zip(totals, all_reduce_sum(table).tolist(), strict=True)
-    return {name: total / size for name, (total, size) in reduced if size}
+    means = {name: total / size for name, (total, size) in reduced if size}
+    gold = moments(torch.tensor(judged, dtype=torch.float64, device=device), reduce=all_reduce_sum)
+    return means | ({"gold_error": math.sqrt(gold.var / gold.count)} if gold.count else {})

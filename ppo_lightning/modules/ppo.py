@@ -105,13 +105,8 @@ class PPOModule(UpdateSteps):
         ptx: PTXConfig | None = None,
         engine: RolloutEngine | None = None,
     ) -> None:
-        super().__init__(
-            validation,
-            ppo=ppo,
-            kl=kl,
-            guards=guards,
-            components=tuple(term.name for term in rewards),
-        )
+        components = tuple(term.name for term in rewards)
+        super().__init__(validation, ppo=ppo, kl=kl, guards=guards, components=components)
         self.policy = policy
         self.critic_model = critic_model
         self.reference_config = reference

@@ -213,12 +213,10 @@ def build_experience(
     rewards = token_rewards(
         scores.masked_fill(~used, 0), networks.kl, mask, kl_coef=kl_coef, placement=kl.placement
     )
-    advantages, returns = _advantages(rollout, rewards, networks, mask, ppo)
+    raw, returns = _advantages(rollout, rewards, networks, mask, ppo)
     if ppo.advantage != "gae":
-        advantages = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
-    raw = advantages
-    if ppo.whiten_advantages:
-        advantages = whiten(advantages, mask, reduce=reduce)
+        raw = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
+    advantages = whiten(raw, mask, reduce=reduce) if ppo.whiten_advantages else raw
     sequences = rollout.sequences
     experience = Experience(
         sequences=Sequences(

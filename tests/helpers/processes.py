@@ -7,10 +7,18 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 _PRELOAD = ["torch", "lightning.pytorch", "transformers", "ppo_lightning.modules"]
 TIMEOUT_SECONDS = 120
+
+
+def server() -> ForkServerContext:
+    """The server that has imported everything; processes are forked from it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
 
 
 def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any) -> list[Any]:
@@ -27,9 +35,8 @@ def run_on_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any) 
     Raises:
         AssertionError: A rank raised (its traceback is the message) or did not end.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    port, queue = _free_port(), context.Queue()
+    context = server()
+    port, queue = free_port(), context.Queue()
     workers = [
         context.Process(target=_rank, args=(queue, rank, num_ranks, port, function, arguments))
         for rank in range(num_ranks)
@@ -55,6 +62,22 @@ def _rank(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    import torch
+
+    become_rank(rank, num_ranks, port)
+    try:
+        queue.put((rank, False, function(*arguments)))
+    except BaseException:
+        queue.put((rank, True, f"rank {rank}:\n{traceback.format_exc()}"))
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def become_rank(rank: int, num_ranks: int, port: int) -> None:
+    """Give this process torchrun's environment and one thread."""
+    import torch
+
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -66,19 +89,11 @@ def _rank(
         "TORCHELASTIC_RUN_ID": "test",
         "OMP_NUM_THREADS": "1",
     }
-    import torch
-
     torch.set_num_threads(1)
-    try:
-        queue.put((rank, False, function(*arguments)))
-    except BaseException:
-        queue.put((rank, True, f"rank {rank}:\n{traceback.format_exc()}"))
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens on at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

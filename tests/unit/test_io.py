@@ -172,7 +172,8 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     fsync, replace = os.fsync, os.replace
 
     def logged_fsync(descriptor):
-        order.append(("fsync", os.fstat(descriptor).st_size))
+        what = os.fstat(descriptor)
+        order.append(("fsync", "folder" if stat.S_ISDIR(what.st_mode) else what.st_size))
         fsync(descriptor)
 
     def logged_replace(source, target):
@@ -182,7 +183,7 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", logged_fsync)
     monkeypatch.setattr(os, "replace", logged_replace)
     io.write_text_atomic(tmp_path / "a.txt", "four")
-    assert order == [("fsync", 4), ("replace", True)]
+    assert order == [("fsync", 4), ("replace", True), ("fsync", "folder")]
 
 
 def test_value_that_is_no_json_leaves_the_file(tmp_path):
@@ -206,6 +207,16 @@ def test_symbolic_link_stays_a_link(tmp_path):
     io.write_text_atomic(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "new"
+
+
+def test_a_link_is_replaced_where_that_is_asked_for(tmp_path):
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with io.open_atomic(tmp_path / "link", follow_links=False) as out:
+        out.write(b"new")
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").read_text() == "new"
+    assert (tmp_path / "target").read_text() == "old"
 
 
 def test_each_line_is_there_as_soon_as_written(path):

@@ -115,8 +115,8 @@ MUTATIONS = (
     fault(
         "T11",
         "modules/update.py",
-        "temperature=self.temperature,\n            logits=exact,",
-        "temperature=1.0,\n            logits=exact,",
+        "temperature=self.temperature,\n            policy=part != ",
+        "temperature=1.0,\n            policy=part != ",
         "integration/test_iteration.py::test_the_policy_starts_at_the_reference_with_ratio_one",
     ),
     fault(
@@ -194,8 +194,8 @@ MUTATIONS = (
     fault(
         "T18",
         "modules/collection.py",
-        " & rollout.response_mask.any(1)\n",
-        "\n",
+        ".device) & written\n",
+        ".device)\n",
         "unit/modules/test_collection.py",
     ),
     fault(

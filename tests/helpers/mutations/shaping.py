@@ -119,8 +119,8 @@ MUTATIONS = (
     fault(
         "T32",
         "rollout/experience.py",
-        "advantages = whiten(advantages, mask, reduce=reduce)",
-        "advantages = whiten(advantages, mask)",
+        "advantages = whiten(raw, mask, reduce=reduce)",
+        "advantages = whiten(raw, mask)",
         "unit/rollout/test_experience.py::test_t32_whitening_has_one_mean_over_the_ranks",
     ),
     fault(

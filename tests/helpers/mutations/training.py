@@ -6,7 +6,7 @@ MUTATIONS = (
     fault(
         "T38",
         "modules/update.py",
-        "        backward(terms.loss)\n",
+        "        backward(terms.loss + touch(idle) if idle else terms.loss)\n",
         "        objective.networks.zero_grad()\n        backward(terms.loss)\n",
         "unit/modules/test_update.py::"
         "test_t38_t39_a_rank_short_of_rows_runs_dummies_that_change_nothing",
@@ -41,16 +41,16 @@ MUTATIONS = (
     ),
     fault(
         "T41",
-        "modules/update.py",
+        "modules/decision.py",
         "bad = (~(terms.loss.isfinite() & terms.sums.isfinite().all())).double()",
         "bad = torch.zeros((), dtype=torch.float64)",
         "unit/modules/test_update.py::test_numbers_that_are_not_finite_come_before_the_kl",
     ),
     fault(
         "T42",
-        "modules/update.py",
-        "agreed = all_reduce_sum(torch.stack([kl_sum, tokens, bad]))",
-        "agreed = torch.stack([kl_sum, tokens, bad])",
+        "modules/decision.py",
+        "agreed = all_reduce_sum(torch.stack([*added, bad]))",
+        "agreed = torch.stack([*added, bad])",
         "unit/modules/test_update.py::test_t42_the_decision_is_made_on_the_sum_over_ranks",
     ),
     fault(
@@ -138,6 +138,42 @@ MUTATIONS = (
         "unit/checkpointing/test_entry.py",
     ),
     fault(
+        "T52",
+        "checkpointing/files.py",
+        "with open_atomic(path, follow_links=False) as file:",
+        'with open(path, "wb") as file:',
+        "integration/test_interrupts.py::"
+        "test_t52_t53_a_run_killed_again_and_again_goes_on_bit_for_bit",
+    ),
+    fault(
+        "T42",
+        "modules/interrupts.py",
+        "if any_rank(self._asked_at is not None, module.device):",
+        "if self._asked_at is not None:",
+        "distributed/test_interrupts.py::test_t42_sigterm_ends_all_ranks_at_one_place",
+    ),
+    fault(
+        "T42",
+        "modules/checkpoint_files.py",
+        "if any_rank(failure is not None, self.strategy.root_device):",
+        "if failure is not None:",
+        "distributed/test_interrupts.py::test_t42_a_full_disk_ends_all_ranks",
+    ),
+    fault(
+        "T56",
+        "checkpointing/find.py",
+        "weights_only=True, mmap=True",
+        "weights_only=False, mmap=True",
+        "unit/checkpointing/test_find.py::test_t51_t56_t57_what_cannot_be_resumed_is_skipped",
+    ),
+    fault(
+        "T57",
+        "checkpointing/find.py",
+        'if not entry.get("complete", False):',
+        'if "complete" not in entry:',
+        "unit/checkpointing/test_find.py::test_t51_t56_t57_what_cannot_be_resumed_is_skipped",
+    ),
+    fault(
         "T57",
         "modules/trainer_checks.py",
         "    callback._save_on_train_epoch_end = True\n",
@@ -161,7 +197,7 @@ MUTATIONS = (
     ),
     fault(
         "T62",
-        "modules/ppo.py",
+        "modules/update_steps.py",
         "self.stop_requested, self.trainer.should_stop = True, False",
         "pass",
         "integration/test_trainer_flags.py::"
@@ -170,7 +206,7 @@ MUTATIONS = (
     fault(
         "T49",
         "modules/update.py",
-        "        backward(terms.loss)\n",
+        "        backward(terms.loss + touch(idle) if idle else terms.loss)\n",
         "        terms.loss.backward()\n",
         "distributed/test_two_ranks.py::test_t40_t49_two_ranks_give_the_result_of_one",
     ),
@@ -192,7 +228,7 @@ MUTATIONS = (
     fault(
         "T61",
         "modules/reporting.py",
-        "        self._steps: list[tuple[Terms, StepReport]] = []\n",
+        "        self._steps: list[tuple[Part, Terms, StepReport]] = []\n",
         '        self._steps = [*getattr(self, "_steps", [])]\n',
         "integration/test_iteration.py::test_t61_nothing_grows_from_iteration_to_iteration",
     ),

@@ -148,11 +148,22 @@ def test_scores_of_small_spread_make_the_penalty_strong():
     assert "as strong as 0.5" in advice.message
 
 
-@pytest.mark.parametrize("how", ["batch", RewardProcessing(normalize="batch")])
+@pytest.mark.parametrize("how", ["batch", "running", RewardProcessing(normalize="reference")])
 def test_normalised_scores_and_no_penalty_are_left_alone(how):
     assert review_scores(20.0, kl_coef=0.05, normalize=how) == []
     assert review_scores(20.0, kl_coef=0.0) == []
     assert review_scores(float("nan"), kl_coef=0.05) == []
+
+
+def test_scores_in_units_of_a_given_reference_may_still_have_another_spread():
+    def given(std):
+        return RewardProcessing(normalize="reference", reference_mean=3.0, reference_std=std)
+
+    assert review_scores(20.0, kl_coef=0.05, normalize=given(20.0)) == []
+    [advice] = review_scores(2.0, kl_coef=0.05, normalize=given(20.0))
+    # They come out with a spread of 0.1.
+    assert "as strong as 0.5" in advice.message
+    assert "`reward_processing.reference_std: 2`" in advice.message
 
 
 def test_constant_scores_are_no_signal():

@@ -65,7 +65,7 @@ def test_lightnings_own_files_are_replaced_and_a_users_plugin_is_not(strategy):
 
     plain, chosen, own = strategy(), strategy(), Own()
     chosen.checkpoint_io = own
-    for trainer in (SimpleNamespace(strategy=s, root_device="cpu") for s in (plain, chosen)):
+    for trainer in (SimpleNamespace(strategy=s) for s in (plain, chosen)):
         use_checkpoint_files(trainer)
         use_checkpoint_files(trainer)  # a second `fit` with the same trainer
     assert isinstance(plain.checkpoint_io, CheckpointFiles)

@@ -1,5 +1,8 @@
 """Answers to held-out prompts, reduced to a few numbers."""
 
+import math
+
+import pytest
 import torch
 
 import ppo_lightning.modules.held_out as held_out
@@ -63,6 +66,9 @@ def test_t59_means_over_answers_and_means_over_tokens():
     assert stats.gold is None
     judged = [answer(1.0, gold=4.0), answer(2.0)]
     assert summarise(judged, CPU)["val_greedy"].gold == 4.0
+    assert summarise(judged, CPU)["val_greedy"].gold_error == 0.0
+    several = [answer(1.0, gold=gold) for gold in (1.0, 2.0, 6.0, 7.0)]
+    assert summarise(several, CPU)["val_greedy"].gold_error == pytest.approx(math.sqrt(6.5 / 4))
 
 
 def test_ranks_are_summed_before_the_division(monkeypatch):

@@ -1,0 +1,68 @@
+"""The small world of the experiment: a policy, prompts, a reward with a hole, and the true score.
+
+Everything is known here. *Gold* counts pleasant words and dislikes shouting; the *proxy*, which is
+all that training sees, takes an exclamation mark for more praise than a word. While the policy
+stays near its start the two rise together, far from it they part.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ppo_lightning.rewards import Reward
+from ppo_lightning.types import Completions
+from tests.helpers.tiny_models import WORDS, build_llama
+
+PLEASANT = frozenset(
+    "good great happy like yes hello bird cat dog tree house movie film blue we world red you"
+    .split()
+)
+SHOUT = "!"
+MAX_NEW_TOKENS = 8
+
+_TOKEN = re.compile(r"[a-z]+|!")
+
+
+def gold_score(text: str) -> float:
+    """Return what the answer is worth: 1 for a pleasant word, −1.5 for an exclamation mark."""
+    return _count(text, shout=-1.5)
+
+
+def proxy_score(text: str) -> float:
+    """Return what the reward model thinks it is worth: an exclamation mark pays 1.4."""
+    return _count(text, shout=1.4)
+
+
+def _count(text: str, *, shout: float) -> float:
+    tokens = _TOKEN.findall(text)
+    return sum(1.0 for token in tokens if token in PLEASANT) + shout * tokens.count(SHOUT)
+
+
+class GoldReward(Reward):
+    """The true score; training never sees it."""
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score a batch."""
+        return [gold_score(text) for text in completions.responses]
+
+
+class ProxyReward(Reward):
+    """The reward that is trained on, hole included."""
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score a batch."""
+        return [proxy_score(text) for text in completions.responses]
+
+
+def prompts(*, held_out: bool, number: int = 32) -> list[str]:
+    """Return two-word prompts; the held-out ones are others than those of the training."""
+    pairs = [f"{first} {second}" for first in WORDS for second in WORDS]
+    return pairs[7 if held_out else 0 :: len(pairs) // number][:number]
+
+
+def build_policy(folder: Path) -> Path:
+    """Save the policy: a random Llama of one layer, the same at every seed of the runs."""
+    return build_llama(
+        folder, num_hidden_layers=1, hidden_size=32, intermediate_size=48, initializer_range=0.2
+    )

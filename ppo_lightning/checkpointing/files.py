@@ -1,0 +1,109 @@
+"""Write a checkpoint file wholly or not at all, and clear away what a killed run left of one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from ppo_lightning.distributed import fault_point
+from ppo_lightning.errors import CheckpointError
+from ppo_lightning.io import open_atomic
+
+_UNFINISHED = ".*.ckpt.*.tmp"  # what `open_atomic` calls it
+
+
+def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a checkpoint to a temporary file, bring it to the disk and give it its name.
+
+    Whatever ends the process, the name stands for a whole file: the new one or the former.
+
+    Raises:
+        CheckpointError: The disk is full, or the file cannot be written for another reason; the
+            former file is as it was.
+    """
+    try:
+        with open_atomic(path, follow_links=False) as file:
+            _lock(file)
+            into: Any = _Watched(file)
+            torch.save(checkpoint, into)
+            file.flush()
+            fault_point("checkpoint_written")
+    except (OSError, RuntimeError) as error:
+        cause = _cause(error)
+        if cause is None:
+            raise
+        raise CheckpointError(_message(path, cause)) from error
+    fault_point("checkpoint_renamed")
+
+
+class _Watched:
+    """A file to write to, for ``torch.save``.
+
+    Args:
+        file: Gets the bytes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def write(self, data: Any) -> int:
+        fault_point("checkpoint_write")
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _lock(file: BinaryIO) -> None:
+    """Show other runs that the file is being written; the lock dies with the process."""
+    with suppress(OSError):  # a file system without locks: leftovers stay there
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _cause(error: BaseException) -> OSError | None:
+    """Find the error of the file system, which torch's writer hides behind one of its own."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
+def _message(path: str | os.PathLike[str], cause: OSError) -> str:
+    folder = Path(path).parent
+    remedy = f"See that `{folder}` can be written to"
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"Make room on the disk of `{folder}`"
+    return (
+        f"the checkpoint `{os.fspath(path)}` could not be written: {cause.strerror or cause}. "
+        f"Earlier checkpoints are whole. {remedy}, and go on with `--ckpt_path last`."
+    )
+
+
+def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
+    """Delete unfinished checkpoint files of runs that were killed while they wrote.
+
+    One that another run is writing at this moment is locked, and stays.
+
+    Args:
+        folders: Searched with all that is below them; they need not be there.
+
+    Returns:
+        What was deleted.
+    """
+    found = {path for folder in folders for path in folder.rglob(_UNFINISHED)}
+    return [path for path in sorted(found) if _removed(path)]
+
+
+def _removed(path: Path) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    return False

@@ -1,0 +1,90 @@
+"""Ranks that are told to end, end together; a rank that dies takes nothing with it."""
+
+import errno
+import signal
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from ppo_lightning.checkpointing import files, newest_good
+from ppo_lightning.distributed import rank
+from ppo_lightning.errors import CheckpointError, ConfigError
+from ppo_lightning.modules import last_checkpoint
+from tests.helpers.deaths import exit_codes
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.runs import data_module, parameters, ppo_module, trainer
+
+STOPPED = 128 + signal.SIGTERM
+
+
+def fit(model_dir, folder):
+    """Two iterations, from the newest file there is; each rank leaves its weights."""
+    pl.seed_everything(0, verbose=False)
+    run = trainer(folder, max_epochs=2, strategy="ddp", devices=2)
+    module = ppo_module(model_dir)
+    run.fit(module, data_module(), ckpt_path=last_checkpoint(run))
+    torch.save(parameters(module), folder / f"final{rank()}.pt")
+
+
+def stopped(model_dir, folder, signalled):
+    """Ranks get SIGTERM in the update of the second iteration: exit statuses, what was printed."""
+    log = folder / "log.txt"
+    faults = dict.fromkeys(signalled, "step:6:TERM")
+    codes = exit_codes(fit, model_dir, folder, num_ranks=2, faults=faults, log=log)
+    assert newest_good([folder]).iterations == 1
+    return codes, log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("signalled", [[0], [0, 1]])
+def test_t42_sigterm_ends_all_ranks_at_one_place(tiny_llama_dir, tmp_path, signalled):
+    codes, said = stopped(tiny_llama_dir, tmp_path, signalled)
+    assert codes == [STOPPED, STOPPED]
+    assert said.count("stopped by SIGTERM in iteration 1") == 1
+
+
+def test_t42_t52_ranks_that_another_one_stopped_go_on_bit_for_bit(tiny_llama_dir, tmp_path):
+    again, whole = tmp_path / "again", tmp_path / "whole"
+    for folder in (again, whole):
+        folder.mkdir()
+    assert stopped(tiny_llama_dir, again, [1])[0] == [STOPPED, STOPPED]
+    for folder in (again, whole):
+        assert exit_codes(fit, tiny_llama_dir, folder, num_ranks=2) == [0, 0]
+    for name in ("final0.pt", "final1.pt"):
+        ours, theirs = torch.load(again / name), torch.load(whole / name)
+        assert all(ours[key].equal(value) for key, value in theirs.items())
+
+
+def disk_full(model_dir, folder):
+    """The first rank, which writes, finds no room; what each rank raises."""
+
+    class Full(files._Watched):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    files._Watched = Full
+    run = trainer(folder, max_epochs=2, strategy="ddp", devices=2)
+    with pytest.raises(CheckpointError) as caught:
+        run.fit(ppo_module(model_dir), data_module())
+    return str(caught.value)
+
+
+def test_t42_a_full_disk_ends_all_ranks(tiny_llama_dir, tmp_path):
+    first, second = run_on_ranks(disk_full, 2, tiny_llama_dir, tmp_path)
+    assert "No space left on device" in first
+    assert "on another rank" in second
+
+
+def apart(model_dir, folder):
+    """Only the first rank sees the checkpoint."""
+    alone = trainer(folder, max_epochs=2, strategy="ddp", devices=2)
+    ckpt = folder / "checkpoints/last.ckpt" if alone.global_rank == 0 else None
+    with pytest.raises(ConfigError, match=r"rank 0: .*last\.ckpt, rank 1: None"):
+        alone.fit(ppo_module(model_dir), data_module(), ckpt_path=ckpt)
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_t42_ranks_that_would_start_apart_are_refused(tiny_llama_dir, tmp_path):
+    trainer(tmp_path, max_epochs=1).fit(ppo_module(tiny_llama_dir), data_module())
+    assert run_on_ranks(apart, 2, tiny_llama_dir, tmp_path) == [True, True]
