@@ -41,6 +41,8 @@ class RewardPerKL(Controller):
             iteration from before the last change is looked at.
     """
 
+    goes_back = True  # a window of iterations that were undone would say nothing of the run
+
     def __init__(
         self,
         *,

@@ -39,11 +39,12 @@ class CheckpointRollback(pl.Callback):
     """Restore the last healthy state on an illness, cut the rates, raise β, and go on.
 
     Its own detectors, and whatever any callback reports by ``module.report``, are acted on at the
-    end of the iteration. Weights, optimiser, schedules and normalisers go back; the iteration,
-    prompts and random numbers do not, or the same bad iteration would come again. Rates are cut and
-    β is raised by every rollback anew, within bounds; these changes outlive later rollbacks. What
-    was undone is kept in ``rollbacks/1`` and so on in the run's folder. The illness after the last
-    rollback allowed restores the last healthy state and stops the run.
+    end of the iteration. Weights, optimiser, schedules and normalisers go back, and callbacks that
+    say so (``goes_back = True``); the iteration, prompts and random numbers do not, or the same bad
+    iteration would come again. Rates are cut and β is raised by every rollback anew, within bounds;
+    a later rollback does not take that back. What was undone is kept in ``rollbacks/1`` and so on
+    in the run's folder. The illness after the last rollback allowed restores the last healthy state
+    and stops the run.
 
     A state is on trial until the next iteration shows how it behaves: only the rollout that follows
     a bad update reveals it. So an illness that shows in rollout or validation goes back to the
@@ -105,23 +106,13 @@ class CheckpointRollback(pl.Callback):
         require_at_least("hold_iterations", hold_iterations, 1)
         require_positive("kl_coef_from_zero", kl_coef_from_zero)
         self.every_n_iterations, self.keep, self.storage = every_n_iterations, keep, storage
-        self.max_rollbacks, self.kl_coef_from_zero = max_rollbacks, kl_coef_from_zero
-        self.hold_iterations = hold_iterations
-        self.illnesses, self.num_texts, self.thresholds = illnesses, num_texts, thresholds
-        for name, factor in (("kl_coef", kl_coef_factor), ("max_kl_coef", max_kl_coef_factor)):
-            require_at_least(f"{name}_factor", factor, 1.0)
-        lowered = {
-            "actor_lr_factor": (actor_lr_factor, min_actor_lr_factor),
-            "critic_lr_factor": (critic_lr_factor, min_critic_lr_factor),
-            "clip_range": (clip_range_factor or 1.0, min_clip_range_factor),
-        }
-        for dial, (factor, least) in lowered.items():
-            name = dial if dial.endswith("_factor") else f"{dial}_factor"
-            _require_share(name, factor)
-            _require_share(f"min_{name}", least)
-        self._cuts = lowered | {"kl_coef": (kl_coef_factor, max_kl_coef_factor)}
-        if clip_range_factor is None:
-            del self._cuts["clip_range"]
+        self.max_rollbacks, self.hold_iterations = max_rollbacks, hold_iterations
+        self.kl_coef_from_zero, self.illnesses = kl_coef_from_zero, illnesses
+        self.num_texts, self.thresholds = num_texts, thresholds
+        self._cuts = _lowered("actor_lr_factor", actor_lr_factor, min_actor_lr_factor)
+        self._cuts |= _lowered("critic_lr_factor", critic_lr_factor, min_critic_lr_factor)
+        self._cuts |= _raised("kl_coef", kl_coef_factor, max_kl_coef_factor)
+        self._cuts |= _lowered("clip_range", clip_range_factor, min_clip_range_factor)
         self._store: SnapshotStore | None = None
         self._folder: Path | None = None
         self._texts: deque[list[dict[str, Any]]] = deque(maxlen=_TEXT_ITERATIONS)
@@ -315,5 +306,17 @@ class CheckpointRollback(pl.Callback):
         self._without_penalty = bool(state_dict["without_penalty"])
 
 
-def _require_share(name: str, value: float) -> None:
-    require(0 < value <= 1, f"`{name}` must lie in (0, 1], got {value}.")
+def _lowered(dial: str, factor: float | None, least: float) -> dict[str, tuple[float, float]]:
+    """Factor and bound of a dial that goes down; nothing where it stays."""
+    name = f"{dial.removesuffix('_factor')}_factor"
+    for argument, value in ((name, factor), (f"min_{name}", least)):
+        in_range = value is None or 0 < value <= 1
+        require(in_range, f"`{argument}` must lie in (0, 1], got {value}.")
+    return {} if factor is None else {dial: (factor, least)}
+
+
+def _raised(dial: str, factor: float, most: float) -> dict[str, tuple[float, float]]:
+    """Factor and bound of a dial that goes up."""
+    require_at_least(f"{dial}_factor", factor, 1.0)
+    require_at_least(f"max_{dial}_factor", most, 1.0)
+    return {dial: (factor, most)}

@@ -49,7 +49,8 @@ class DetectorConfig:
         entropy_fall: Share of the running level that entropy may lose at once; healthy runs lost
             0.07 in an iteration, a hacked one 0.46.
         gold_drop: Errors of a difference of two validations' mean gold scores below the best one,
-            at two validations in a row.
+            at ``gold_patience`` validations in a row.
+        gold_patience: See there. A state after a single such validation is not kept.
         min_gold_drop: Least drop that counts, in the gold reward's own unit; where the error of the
             mean is not measured it alone decides, and 0 leaves the detector silent.
         window: Iterations that make the running level.
@@ -71,6 +72,7 @@ class DetectorConfig:
     entropy_floor: float | None = 0.5
     entropy_fall: float | None = 0.3
     gold_drop: float | None = 3.0
+    gold_patience: int = 2
     min_gold_drop: float = 0.0
     window: int = 8
     margin: float = 0.1
@@ -84,6 +86,7 @@ class DetectorConfig:
             require_at_least(name, getattr(self, name), 0.0)
         for name in ("entropy_floor", "entropy_fall"):
             require_within(name, getattr(self, name), 0.0, 1.0)
+        require_at_least("gold_patience", self.gold_patience, 1)
         require(self.window >= 2, f"`window` must be at least 2, got {self.window}.")
         require_within("margin", self.margin, 0.0, 0.5)
 
@@ -96,6 +99,7 @@ class DetectorConfig:
             max_kl_ref=_scaled(self.max_kl_ref, 1 - self.margin),
             max_kl_ref_per_token=self.max_kl_ref_per_token * (1 - self.margin),
             entropy_floor=None if floor is None else min(floor * (1 + self.margin), 1.0),
+            gold_patience=1,
         )
 
 
@@ -220,20 +224,20 @@ def entropy_collapse(history: History, config: DetectorConfig) -> Verdict | None
 
 
 def gold_drop(history: History, config: DetectorConfig) -> Verdict | None:
-    """The independent judge's score fell below its best, at two validations in a row."""
+    """The independent judge's score fell below its best, at some validations in a row."""
     now = history[-1]
     judged = [answers for row in history if (answers := _judged(row)) is not None]
-    if config.gold_drop is None or _judged(now) is None or len(judged) < 3:
+    if config.gold_drop is None or _judged(now) is None or len(judged) <= config.gold_patience:
         return None
-    *before, previous, last = judged
+    before, recent = judged[: -config.gold_patience], judged[-config.gold_patience :]
     best = max(before, key=lambda answers: answers.gold)
-    noise = math.hypot(_gold_error(best), _gold_error(last))
+    noise = math.hypot(_gold_error(best), _gold_error(recent[-1]))
     margin = max(config.gold_drop * noise, config.min_gold_drop)
-    if not (margin > 0 and max(previous.gold, last.gold) < best.gold - margin):
+    if not (margin > 0 and max(answers.gold for answers in recent) < best.gold - margin):
         return None
     evidence = (
-        f"The gold score is {last.gold:.3g} after {previous.gold:.3g}, its best was "
-        f"{best.gold:.3g}; {margin:.3g} less is tolerated."
+        f"The gold score is {recent[-1].gold:.3g}, its best was {best.gold:.3g}; {margin:.3g} less "
+        f"is tolerated ({len(recent)} validations in a row)."
     )
     return _verdict(now, "over_optimisation", evidence)
 

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ppo_lightning.distributed import rank
 from ppo_lightning.errors import UpdateError
+from ppo_lightning.metrics import IterationStats
 
 TOLERANCE = {
     torch.float64: 1e-7,
@@ -102,3 +104,27 @@ class SkipCounter:
             "callback `CheckpointRollback`, which does so by itself. `guards.max_skipped_steps` "
             "sets how many are tolerated."
         )
+
+
+def warn_of_idle_update(stats: IterationStats) -> None:
+    """Say that an iteration trained nothing, and why; the first rank does, once for each reason.
+
+    Args:
+        stats: Of the iteration.
+    """
+    if stats.steps_skipped_nonfinite:
+        reason = "no loss and gradient was finite; the model's own weights may not be"
+    elif stats.dropped_responses == stats.num_responses:
+        reason = (
+            "every response was dropped, for want of tokens, a finite score or finite "
+            "log-probabilities"
+        )
+    elif not stats.num_tokens:
+        reason = (
+            "no response counts: `reward_processing.mask_truncated` leaves out what ended without "
+            "an end token, `ppo.drop_flat_prompts` prompts whose scores are all equal"
+        )
+    else:
+        reason = "no pass over the buffer was due"
+    if rank() == 0:
+        warnings.warn(f"An iteration took no optimiser step: {reason}.", stacklevel=2)

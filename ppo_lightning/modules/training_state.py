@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from ppo_lightning.checkpointing import copied
@@ -17,8 +18,9 @@ def capture(module: Any) -> dict[str, Any]:
     """Return what training has changed in a ``PPOModule``, as plain containers.
 
     Trained weights and buffers, optimiser, place in the learning rates' schedules, moments of the
-    reward's normalisation, steps skipped in a row. Not the iteration, the order of the prompts, the
-    controls and their journal, nor the trainer's counters: they go on.
+    reward's normalisation, steps skipped in a row, and the state of callbacks that go back with
+    them (``goes_back = True``, such as an average of the weights). Not the iteration, the order of
+    the prompts, the controls and their journal, nor the trainer's counters: they go on.
 
     Args:
         module: Attached to a trainer that fits.
@@ -33,6 +35,7 @@ def capture(module: Any) -> dict[str, Any]:
         "scheduler": module.lr_schedulers().state_dict(),
         "rewards": module.reward_pipeline.state_dict(),
         "skipped_in_a_row": module.skips.in_a_row,
+        "callbacks": {c.state_key: c.state_dict() for c in _going_back(module)},
     }
 
 
@@ -58,6 +61,9 @@ def restore(module: Any, state: Mapping[str, Any]) -> None:
     module.lr_schedulers().load_state_dict(copied(state["scheduler"]))
     module.reward_pipeline.load_state_dict(state["rewards"])
     module.skips.in_a_row = int(state["skipped_in_a_row"])
+    for callback in _going_back(module):
+        if (own := state["callbacks"].get(callback.state_key)) is not None:
+            callback.load_state_dict(move_data_to_device(copied(own), module.device))
 
 
 def all_finite(state: Mapping[str, Any]) -> bool:
@@ -74,6 +80,10 @@ def finite_weights(module: Any) -> bool:
 def _finite(values: Iterable[Any]) -> bool:
     floating = (t for t in values if isinstance(t, Tensor) and t.is_floating_point())
     return all(bool(t.isfinite().all()) for t in floating)
+
+
+def _going_back(module: Any) -> list[Any]:
+    return [c for c in module.trainer.callbacks if getattr(c, "goes_back", False)]
 
 
 def _optimizer(module: Any) -> Any:

@@ -13,7 +13,7 @@ from ppo_lightning.distributed import any_rank
 from ppo_lightning.functional import adapted_penalty_coef
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.controls import Controls, Request, ppo_dials
-from ppo_lightning.modules.guards import SkipCounter
+from ppo_lightning.modules.guards import SkipCounter, warn_of_idle_update
 from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.optim import advance, refresh
 from ppo_lightning.modules.passes import Part
@@ -158,6 +158,8 @@ class UpdateSteps(HeldOutSteps):
         )
         if self.ppo.objective == "penalty":
             self._adapt_penalty(batch)
+        if not stats.steps_taken and not self.stop_requested:
+            warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)
 
     def _times(self) -> dict[str, Any]:

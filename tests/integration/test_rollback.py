@@ -69,6 +69,8 @@ def test_spoiled_weights_are_undone_bitwise(tiny_llama_dir, tmp_path, variant, s
     assert not same(after[4]["weights"], after[1]["weights"]), "it learns on"
     assert [s.iteration for s in stats] == list(range(5))
     assert stats[4].kl_ref < 5
+    kept = [s.iteration for s in callback.history]
+    assert kept == [0, 1, 4], "running levels are of healthy iterations"
 
 
 def test_the_run_ends_better_than_without_and_its_cuts_stay(tiny_model_dir, tmp_path):

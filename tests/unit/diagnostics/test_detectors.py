@@ -244,6 +244,9 @@ def test_a_state_on_the_brink_is_not_worth_keeping():
         assert not detect(history, DetectorConfig())
         assert detect(history, near)
     assert not detect(rows({"kl_ref": 0.0}, {"kl_ref": 8.9, "kl_old": 0.17}), near)
+    judged = DetectorConfig(min_gold_drop=0.5)
+    assert not detect(golds(1.0, 0.4), judged)
+    assert detect(golds(1.0, 0.4), judged.tightened())
     assert not all_measured_finite(row(value_loss=math.inf))
     assert all_measured_finite(row(value_loss=None))
 
@@ -268,6 +271,7 @@ def test_trimming_keeps_what_detectors_look_at():
         ("entropy_fall", -0.1),
         ("gold_drop", 0.0),
         ("min_gold_drop", -1.0),
+        ("gold_patience", 0),
         ("window", 1),
         ("margin", 0.6),
     ],

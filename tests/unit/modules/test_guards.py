@@ -7,7 +7,12 @@ import torch
 
 from ppo_lightning.errors import UpdateError
 from ppo_lightning.metrics import IterationStats, metric_specs
-from ppo_lightning.modules.guards import TOLERANCE, SelfCheck, SkipCounter
+from ppo_lightning.modules.guards import (
+    TOLERANCE,
+    SelfCheck,
+    SkipCounter,
+    warn_of_idle_update,
+)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -51,3 +56,20 @@ def test_skips_count_in_a_row_only():
     assert counter.count(True)
     with pytest.raises(UpdateError, match=r"3 optimiser steps in a row.*reward_processing\.clip"):
         raise counter.error()
+
+
+NOTHING = {"steps_taken": 0.0, "num_responses": 8.0, "dropped_responses": 0.0, "num_tokens": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"steps_skipped_nonfinite": 4.0}, "no loss and gradient was finite"),
+        ({"dropped_responses": 8.0, "num_tokens": 0.0}, "every response was dropped"),
+        ({"num_tokens": 0.0}, "no response counts: `reward_processing.mask_truncated`"),
+        ({}, "no pass over the buffer was due"),
+    ],
+)
+def test_an_update_that_trains_nothing_says_why(found, reason):
+    with pytest.warns(UserWarning, match=f"took no optimiser step: {reason}"):
+        warn_of_idle_update(IterationStats(iteration=3, **{**NOTHING, **found}))

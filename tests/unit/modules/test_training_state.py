@@ -78,6 +78,31 @@ def test_only_what_is_trained_is_captured(tiny_llama_dir, tmp_path):
     assert not any("base_layer" in name for name in there.kept["weights"])
 
 
+class Average(pl.Callback):
+    """Follows the run, and goes back with it if it says so."""
+
+    def __init__(self, goes_back):
+        self.goes_back, self.value = goes_back, torch.zeros(1)
+
+    def on_update_end(self, trainer, module, stats):
+        self.value.add_(1)
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict):
+        self.value = state_dict["value"]
+
+
+@pytest.mark.parametrize(("goes_back", "value"), [(True, 2), (False, 3)])
+def test_callbacks_that_say_so_go_back_as_well(tiny_llama_dir, tmp_path, goes_back, value):
+    average, there = Average(goes_back), BackAndForth()
+    module = ppo_module(tiny_llama_dir)
+    fit(tmp_path, module, data_module(), callbacks=[average, there], enable_checkpointing=False)
+    assert average.value == value
+    assert alike(there.kept, there.before)
+
+
 class Mismatched(pl.Callback):
     def on_iteration_end(self, trainer, module, stats):
         state = copied(capture(module))
