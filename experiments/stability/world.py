@@ -25,18 +25,15 @@ _TOKEN = re.compile(r"[a-z]+|!")
 
 
 def gold_score(text: str) -> float:
-    """Return what the answer is worth: 1 for a pleasant word, −1.5 for an exclamation mark."""
-    return _count(text, shout=-1.5)
+    """Return what the answer is worth: 1 for each *different* pleasant word, −1.5 for each "!"."""
+    tokens = _TOKEN.findall(text)
+    return float(len(PLEASANT.intersection(tokens))) - 1.5 * tokens.count(SHOUT)
 
 
 def proxy_score(text: str) -> float:
-    """Return what the reward model thinks it is worth: an exclamation mark pays 1.4."""
-    return _count(text, shout=1.4)
-
-
-def _count(text: str, *, shout: float) -> float:
+    """Return what the reward model says: 1 for each pleasant word, however often, 1.4 for "!"."""
     tokens = _TOKEN.findall(text)
-    return sum(1.0 for token in tokens if token in PLEASANT) + shout * tokens.count(SHOUT)
+    return sum(1.0 for token in tokens if token in PLEASANT) + 1.4 * tokens.count(SHOUT)
 
 
 class GoldReward(Reward):

@@ -34,6 +34,8 @@ class ActorEMA(pl.Callback):
             ``predict``) in the actor's place, so that what is measured is what ``--ema`` exports.
     """
 
+    goes_back = True  # with a rollback: the average would remember the weights that were undone
+
     def __init__(self, *, decay: float = 0.99, validate: bool = True) -> None:
         require(0 < decay < 1, f"`decay` must lie in (0, 1), got {decay}.")
         self.decay = decay

@@ -6,12 +6,14 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.testing import assert_close
 
-from ppo_lightning.callbacks import ActorEMA
+from ppo_lightning.callbacks import ActorEMA, CheckpointRollback
 from ppo_lightning.checkpointing import export_actor, load_actor, read_models
 from ppo_lightning.configs import LoraConfig
+from ppo_lightning.diagnostics import DetectorConfig
 from ppo_lightning.errors import CheckpointError
 from ppo_lightning.models import load_causal_lm
 from tests.helpers.cli import run_cli
+from tests.helpers.faults import SpoiledWeights
 from tests.helpers.runs import data_module, fit, parameters, ppo_module, trainer
 from tests.helpers.tiny_models import build_gpt2
 
@@ -196,6 +198,25 @@ def test_an_average_of_another_shape_is_refused(tmp_path, tiny_llama_dir):
         run(tmp_path / "b", tiny_llama_dir, ckpt=tmp_path / "cut.ckpt")
     with pytest.raises(CheckpointError, match="does not fit its actor"):
         load_actor(read_models(tmp_path / "cut.ckpt"), ema=True)
+
+
+def test_a_rollback_takes_the_average_back_as_well(tiny_llama_dir, tmp_path):
+    """Spoiled in iteration 2, seen in 3: back to what was there after 1."""
+    averages = []
+
+    class Keep(pl.Callback):
+        def on_iteration_end(self, trainer, module, stats):
+            averages.append(ema.state_dict()["weights"])
+
+    ema = ActorEMA(decay=0.8)
+    rollback = CheckpointRollback(thresholds=DetectorConfig(entropy_floor=None))
+    data = data_module(buffer={"num_prompts": 24, "num_minibatches": 2})
+    callbacks = [SpoiledWeights(2), ema, rollback, Keep()]
+    fit(tmp_path, ppo_module(tiny_llama_dir), data, callbacks=callbacks, max_epochs=5)
+    assert rollback.num_rollbacks == 1
+    assert_equal(averages[3], averages[1])
+    assert apart(averages[2], averages[1])
+    assert apart(averages[4], averages[3])
 
 
 def test_a_new_run_with_the_same_object_begins_anew(tmp_path, tiny_llama_dir):
