@@ -6,6 +6,7 @@ platform's line ends can get in.
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -251,6 +252,15 @@ def _parse(text: str, path: StrPath, *, first_line: int = 1) -> Any:
         message = f"is not valid JSON: {error.msg}. Mend or remove it."
         line = first_line + error.lineno - 1
         raise DataError(message, path=path, line=line, column=error.colno) from error
+    except RecursionError as error:
+        message = "is not usable JSON: its brackets are nested too deeply. Mend or remove it."
+        raise DataError(message, path=path, line=first_line) from error
+    except ValueError as error:  # Python's bound on the digits of a number
+        message = (
+            "is not usable JSON: a whole number in it has more than "
+            f"{sys.get_int_max_str_digits()} digits. Mend or remove it."
+        )
+        raise DataError(message, path=path, line=first_line) from error
 
 
 def _encode(value: Any, *, indent: int | None = None) -> bytes:

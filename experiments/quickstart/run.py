@@ -6,7 +6,8 @@
 
 Each run is ``ppo-lightning fit --config ppo-lightning:quickstart`` in a process of its own, so that
 its peak memory is its own too. A run whose summary is there is not repeated, one that was cut off
-goes on from its last checkpoint (its time is then that of the last part).
+goes on from its last checkpoint (its time is then that of the last part). Both hold for the same
+config and options only, which are kept in the run's folder; others need another ``--out``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ppo_lightning.io import read_json, write_text_atomic
+from ppo_lightning.cli.config_files import prepare_arguments
+from ppo_lightning.errors import ConfigError, DataError
+from ppo_lightning.io import read_json, read_text, write_json_atomic, write_text_atomic
 
 ROOT = Path(__file__).resolve().parents[2]
+
+SUMMARY = "summary.json"
 
 Changes = Mapping[str, Mapping[str, float]]
 
@@ -65,7 +70,9 @@ def parse() -> argparse.Namespace:
 def train(out: Path, seed: int, config: str, options: Sequence[str]) -> Path:
     """Run one seed, unless it is done; return its folder."""
     folder = out / f"seed_{seed}"
-    if (folder / "summary.json").exists():
+    check_same_run(folder, {"config": config_text(config), "options": list(options)})
+    if (folder / SUMMARY).exists():
+        print(f"seed {seed}: already done, not repeated: {folder}")
         return folder
     logger = "--trainer.logger"
     command = [
@@ -77,12 +84,48 @@ def train(out: Path, seed: int, config: str, options: Sequence[str]) -> Path:
     ]
     checkpoint = folder / "checkpoints" / "last.ckpt"
     if checkpoint.exists():
+        print(f"seed {seed}: goes on from {checkpoint}")
         command += ["--ckpt_path", str(checkpoint)]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     began = time.perf_counter()
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    fit(command)
+    if not (folder / SUMMARY).exists():
+        sys.exit(
+            f"seed {seed}: the run has left no {SUMMARY} in {folder}: nothing was compared, or the "
+            "options turned its table off. To run it anew, delete the folder."
+        )
     print(f"\nseed {seed}: {time.perf_counter() - began:.0f} s from start to end, in {folder}\n")
     return folder
+
+
+def fit(command: Sequence[str]) -> None:
+    """Run a command that finds this checkout; where it fails it has said why, so end like it."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def check_same_run(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Keep what a run is made of in its folder; refuse a folder with a run of something else."""
+    kept, begun = folder / "command.json", any(folder.glob("checkpoints/*.ckpt"))
+    if not begun and not (folder / SUMMARY).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(kept, wanted)
+        return
+    found = read_json(kept) if kept.exists() else {}
+    others = [key for key, value in wanted.items() if found.get(key) != value]
+    if others:
+        sys.exit(
+            f"{folder} holds a run with other {' and other '.join(others)}, which is neither shown "
+            "nor continued in the place of this one. Choose another folder with `--out`, or delete "
+            "that one."
+        )
+
+
+def config_text(config: str) -> str:
+    """Return what a config says: a file, a shipped one by its name, or the text itself."""
+    _, files = prepare_arguments(["--config", config])
+    return "".join(map(read_text, files)) or config
 
 
 def report(summaries: Mapping[int, Mapping[str, Any]]) -> str:
@@ -122,8 +165,12 @@ def _cell(change: Mapping[str, float] | None) -> str:
 def main() -> None:
     """Run all seeds and print their table."""
     given = parse()
+    try:
+        config_text(given.config)
+    except (ConfigError, DataError) as error:
+        sys.exit(str(error))
     summaries = {
-        seed: read_json(train(given.out, seed, given.config, given.options) / "summary.json")
+        seed: read_json(train(given.out, seed, given.config, given.options) / SUMMARY)
         for seed in given.seed
     }
     table = report(summaries)

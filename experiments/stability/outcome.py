@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 import transformers
 
-from experiments.stability.scenarios import ITERATIONS, SCENARIOS, Change, merged
+from experiments.stability.scenarios import ITERATIONS, SCENARIOS, Overlay, merged
 from experiments.stability.world import (
     MAX_NEW_TOKENS,
     GoldReward,
@@ -135,9 +135,9 @@ def run(name: str, variant: str, seed: int, *, iterations: int = ITERATIONS) -> 
 
 
 def build(
-    folder: Path, changes: Sequence[Change], *, seed: int
+    folder: Path, changes: Sequence[Overlay], *, seed: int
 ) -> tuple[PPOModule, RolloutDataModule, list[pl.Callback]]:
-    """Build module, data and callbacks of the plain setup with changes laid over it."""
+    """Build module, data and callbacks of the plain setup with overlays."""
     settings = merged(list(changes))
     reward: Reward = ProxyReward()
     for change in changes:
@@ -153,7 +153,7 @@ def build(
         actor=GroupConfig(**settings["actor"]),
         critic=GroupConfig(**settings["critic"]),
         reward_processing=RewardProcessing(**settings["reward_processing"]),
-        validation=ValidationConfig(greedy=False, num_samples=4, num_texts=0),
+        validation=ValidationConfig(greedy=False, num_samples=8, num_texts=0),
         guards=GuardConfig(self_check="warn", advice="off"),
     )
     data = RolloutDataModule(
@@ -166,7 +166,7 @@ def build(
     return module, data, [callback for change in changes for callback in change.callbacks()]
 
 
-def _fit(folder: Path, changes: list[Change], *, seed: int, iterations: int) -> dict[str, Any]:
+def _fit(folder: Path, changes: list[Overlay], *, seed: int, iterations: int) -> dict[str, Any]:
     pl.seed_everything(seed, verbose=False)
     module, data, callbacks = build(folder, changes, seed=seed)
     watch, ended, began = Watch(), "", time.process_time()

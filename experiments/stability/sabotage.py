@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,15 +31,25 @@ class ScaledReward(Reward):
 
 
 class BrokenReward(Reward):
-    """Fails on every answer with a certain word, some one in ten: its score is NaN."""
+    """Fails on some answers: their score is NaN.
 
-    def __init__(self, reward: Reward, word: str = "who") -> None:
+    Args:
+        reward: Whose scores these are.
+        word: It fails on answers with this word; None takes one answer in ten, whatever it says.
+    """
+
+    def __init__(self, reward: Reward, *, word: str | None = None) -> None:
         self.reward, self.word = reward, word
 
     def __call__(self, completions: Completions) -> list[float]:
         """Score a batch."""
         scores = zip(completions.responses, self.reward(completions), strict=True)
-        return [float("nan") if self.word in text.split() else float(s) for text, s in scores]
+        return [math.nan if self._fails(text) else float(score) for text, score in scores]
+
+    def _fails(self, text: str) -> bool:
+        if self.word is not None:
+            return self.word in text.split()
+        return zlib.crc32(text.encode()) % 10 == 0
 
 
 class OutlierReward(Reward):
@@ -148,15 +160,16 @@ def steps_unguarded() -> Iterator[None]:
 
 @contextmanager
 def scores_unguarded() -> Iterator[None]:
-    """Let NaN scores into the buffer, and take the steps that follow from them."""
+    """Let NaN scores into the buffer, and take the steps that follow from them.
+
+    For a pipeline that would drop them (``on_nonfinite: drop``).
+    """
     score = RewardPipeline.__call__
 
     def careless(self: RewardPipeline, *args: Any, **kwargs: Any) -> RewardResult:
-        with patch.object(self, "processing", replace(self.processing, on_nonfinite="drop")):
-            result = score(self, *args, **kwargs)
-        nothing = torch.zeros_like(result.dropped)
-        scores = result.scores.masked_fill(result.dropped, torch.nan)
-        return replace(result, scores=scores, dropped=nothing)
+        result = score(self, *args, **kwargs)
+        scores = result.scores.masked_fill(result.dropped, math.nan)
+        return replace(result, scores=scores, dropped=torch.zeros_like(result.dropped))
 
     with patch.object(RewardPipeline, "__call__", careless), steps_unguarded():
         yield

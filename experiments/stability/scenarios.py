@@ -1,6 +1,6 @@
 """The sabotages, and what treats each of them.
 
-A run is a plain setup with changes laid over it: the sabotage, and in the variants with a mechanism
+A run is a plain setup with overlays: the sabotage, and in the variants with a mechanism
 the settings and callbacks that fit. They are the same at every seed.
 """
 
@@ -56,7 +56,7 @@ PLAIN: Settings = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class Overlay:
     """What is laid over the plain setup.
 
     Args:
@@ -80,19 +80,19 @@ class Scenario:
 
     Args:
         fault: What is done, in all variants.
-        without: Further change of the variant without any mechanism: guards taken away that are
+        without: Further overlay of the variant without any mechanism: guards taken away that are
             always there.
         remedies: The mechanisms that fit, by the name of the variant.
         hacking: The gold score may not fall from its best, instead of being compared with a
             healthy run's.
     """
 
-    fault: Change
-    without: Change = Change()
-    remedies: Mapping[str, Change] = field(default_factory=dict)
+    fault: Overlay
+    without: Overlay = Overlay()
+    remedies: Mapping[str, Overlay] = field(default_factory=dict)
     hacking: bool = False
 
-    def changes(self, variant: str) -> list[Change]:
+    def changes(self, variant: str) -> list[Overlay]:
         """Return what makes up a variant: ``without``, ``all``, or one of ``remedies``."""
         if variant == "without":
             return [self.fault, self.without]
@@ -104,7 +104,7 @@ class Scenario:
         return ["without", *self.remedies, "all"]
 
 
-def merged(changes: list[Change]) -> dict[str, dict[str, Any]]:
+def merged(changes: list[Overlay]) -> dict[str, dict[str, Any]]:
     """Return the settings of all sections after the changes, the last one winning."""
     settings = {section: dict(values) for section, values in PLAIN.items()}
     for change in changes:
@@ -113,7 +113,7 @@ def merged(changes: list[Change]) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def everything(scenario: Scenario) -> Change:
+def everything(scenario: Scenario) -> Overlay:
     """All mechanisms at once, with the same settings in every scenario."""
     penalised = merged([scenario.fault])["kl"]["coef"] > 0
 
@@ -131,7 +131,7 @@ def everything(scenario: Scenario) -> Change:
         ]
 
     clipped = {"max_grad_norm": 1.0}
-    return Change(
+    return Overlay(
         settings={
             "ppo": {"target_kl": 0.02},
             "actor": clipped,
@@ -148,14 +148,14 @@ def everything(scenario: Scenario) -> Change:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "healthy": Scenario(fault=Change(text="none")),
+    "healthy": Scenario(fault=Overlay(text="none")),
     "actor_rate": Scenario(
-        fault=Change(
+        fault=Overlay(
             settings={"actor": {"lr": 120 * LR}},
             text="actor's rate × 120, no gradient clip",
         ),
         remedies={
-            "rollback": Change(
+            "rollback": Overlay(
                 settings={"actor": {"max_grad_norm": 1.0}, "ppo": {"target_kl": 0.02}},
                 callbacks=lambda: [CheckpointRollback(kl_coef_factor=1.0)],
                 text="`max_grad_norm`, `target_kl`, `CheckpointRollback`",
@@ -163,55 +163,55 @@ SCENARIOS: Mapping[str, Scenario] = {
         },
     ),
     "hacking": Scenario(
-        fault=Change(settings={"kl": {"coef": 0.0}}, text="β = 0, reward with a hole"),
+        fault=Overlay(settings={"kl": {"coef": 0.0}}, text="β = 0, reward with a hole"),
         remedies={
-            "gold_stop": Change(
+            "gold_stop": Overlay(
                 callbacks=lambda: [GoldEarlyStopping(patience=3), BestByGold(save_last=False)],
                 text="`GoldEarlyStopping`, `BestByGold`",
             ),
-            "kl_cap": Change(callbacks=lambda: [MaxKL(max_kl_ref=8.0)], text="`MaxKL`"),
+            "kl_cap": Overlay(callbacks=lambda: [MaxKL(max_kl_ref=8.0)], text="`MaxKL`"),
         },
         hacking=True,
     ),
     "reward_scale": Scenario(
-        fault=Change(reward=lambda reward: ScaledReward(reward, 1000.0), text="reward × 1000"),
+        fault=Overlay(reward=lambda reward: ScaledReward(reward, 1000.0), text="reward × 1000"),
         remedies={
-            "normalize": Change(
+            "normalize": Overlay(
                 settings={"reward_processing": {"normalize": "reference", "clip": 10.0}},
                 text="`reward_processing.normalize`, `clip`",
             )
         },
     ),
     "reward_outlier": Scenario(
-        fault=Change(
+        fault=Overlay(
             reward=OutlierReward,
             callbacks=lambda: [ArmOutlier(FAULT_AT)],
             text="one score of 1e6",
         ),
         remedies={
-            "clip": Change(
+            "clip": Overlay(
                 settings={"reward_processing": {"clip": 10.0}}, text="`reward_processing.clip`"
             )
         },
     ),
     "reward_nan": Scenario(
-        fault=Change(reward=BrokenReward, text="reward NaN on some texts"),
-        without=Change(context=scores_unguarded, text="guards on scores and steps taken out"),
+        fault=Overlay(reward=BrokenReward, text="reward NaN on some texts"),
+        without=Overlay(context=scores_unguarded, text="guards on scores and steps taken out"),
         remedies={
-            "drop": Change(
+            "drop": Overlay(
                 settings={"reward_processing": {"on_nonfinite": "drop"}},
                 text="`reward_processing.on_nonfinite: drop`",
             )
         },
     ),
     "value_head": Scenario(
-        fault=Change(
+        fault=Overlay(
             settings={"critic_model": {"head_init": "normal"}},
             callbacks=lambda: [ScaledValueHead(100.0)],
             text="value head × 100",
         ),
         remedies={
-            "warmup": Change(
+            "warmup": Overlay(
                 settings={"ppo": {"value_clip_range": None}, "critic": {"max_grad_norm": 1.0}},
                 callbacks=lambda: [ValueWarmup(num_iterations=8)],
                 text="`ValueWarmup`",
@@ -219,20 +219,20 @@ SCENARIOS: Mapping[str, Scenario] = {
         },
     ),
     "nan_gradient": Scenario(
-        fault=Change(callbacks=lambda: [NaNGradient(FAULT_AT)], text="a NaN in one gradient"),
-        without=Change(context=steps_unguarded, text="guard on steps taken out"),
-        remedies={"guard": Change(text="guard on steps (always on)")},
+        fault=Overlay(callbacks=lambda: [NaNGradient(FAULT_AT)], text="a NaN in one gradient"),
+        without=Overlay(context=steps_unguarded, text="guard on steps taken out"),
+        remedies={"guard": Overlay(text="guard on steps (always on)")},
     ),
     "nan_weight": Scenario(
-        fault=Change(callbacks=lambda: [NaNWeight(FAULT_AT)], text="a NaN in one weight"),
+        fault=Overlay(callbacks=lambda: [NaNWeight(FAULT_AT)], text="a NaN in one weight"),
         remedies={
-            "rollback": Change(
+            "rollback": Overlay(
                 callbacks=lambda: [CheckpointRollback()], text="`CheckpointRollback`"
             )
         },
     ),
     "overfit_buffer": Scenario(
-        fault=Change(
+        fault=Overlay(
             settings={
                 "ppo": {"num_update_epochs": 16},
                 "buffer": {"num_prompts": 8, "num_minibatches": 4},
@@ -240,7 +240,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             text="K = 16, 8 responses",
         ),
         remedies={
-            "scheduler": Change(
+            "scheduler": Overlay(
                 settings={"ppo": {"target_kl": 0.02}},
                 callbacks=lambda: [BufferScheduler(first="buffer", window=3, max_factor=8.0)],
                 text="`target_kl`, `BufferScheduler`",
@@ -248,18 +248,18 @@ SCENARIOS: Mapping[str, Scenario] = {
         },
     ),
     "entropy_collapse": Scenario(
-        fault=Change(
+        fault=Overlay(
             callbacks=lambda: [EntropyPenalty(0.3)], text="entropy punished (wrong sign)"
         ),
         remedies={
-            "target": Change(
+            "target": Overlay(
                 callbacks=lambda: [EntropyTarget(relative=0.8, rate=0.2, max_coef=0.4)],
                 text="`EntropyTarget`",
             )
         },
     ),
     "kl_runaway": Scenario(
-        fault=Change(
+        fault=Overlay(
             settings={
                 "kl": {"coef": 0.01},
                 "ppo": {"clip_range": 0.4},
@@ -268,7 +268,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             text="β ÷ 50, ε 0.4, rate × 3",
         ),
         remedies={
-            "adaptive": Change(
+            "adaptive": Overlay(
                 callbacks=lambda: [AdaptiveKL(target=5.0, horizon=64), MaxKL(max_kl_ref=8.0)],
                 text="`AdaptiveKL`, `MaxKL`",
             )

@@ -1,8 +1,8 @@
 """The small world of the experiment: a policy, prompts, a reward with a hole, and the true score.
 
-Everything is known here. *Gold* counts pleasant words and dislikes shouting; the *proxy*, which is
-all that training sees, takes an exclamation mark for more praise than a word. While the policy
-stays near its start the two rise together, far from it they part.
+Everything is known here. *Gold* counts different pleasant words and dislikes shouting. The *proxy*,
+which is all that training sees, counts repeated words too, and takes an exclamation mark for more
+praise than a word. While the policy stays near its start both rise, far from it they part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLEASANT = frozenset(
     .split()
 )
 SHOUT = "!"
-MAX_NEW_TOKENS = 8
+MAX_NEW_TOKENS = 6
 
 _TOKEN = re.compile(r"[a-z]+|!")
 

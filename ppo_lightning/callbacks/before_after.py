@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from ppo_lightning.callbacks.comparison import (
@@ -77,17 +78,27 @@ class BeforeAfter(pl.Callback):
     began, are "before", the policy's are "after". Sampled answers are taken if there are any, else
     greedy ones. ``summary.md`` and ``summary.json`` in the run's folder hold the same. How many
     prompts are shown with their answers: ``validation.num_texts``.
+
+    The last of the Trainer's ``max_epochs`` is validated whatever ``check_val_every_n_epoch`` says,
+    so the table is about the run's end. A run that something else has stopped is compared as it was
+    at its last validation; where there was none, a warning takes the place of the table.
     """
 
     def __init__(self) -> None:
         self._answers: Sequence[Answer] = ()
         self._iterations = 0
         self._began = (0.0, 0.0)
+        self._every_n: int | None = None  # the Trainer's own, while the last iteration runs
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._answers = ()
         self._began = (time.perf_counter(), time.process_time())
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch + 1 == trainer.max_epochs:
+            self._every_n, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, 1
 
     def on_answers(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, answers: Sequence[Answer]
@@ -98,7 +109,10 @@ class BeforeAfter(pl.Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._give_back(trainer)
         folder, pairs = run_folder(trainer), pair_answers(gather_objects(list(self._answers)))
+        if not pairs:
+            rank_zero_warn(_nothing_to_compare(trainer))
         if not trainer.is_global_zero or not pairs:
             return
         summary = self._summary(pairs, pl_module)
@@ -106,6 +120,17 @@ class BeforeAfter(pl.Callback):
         trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
         if not trial_run:
             _write(folder / "summary.md", folder / "summary.json", summary)
+
+    @override
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._give_back(trainer)
+
+    def _give_back(self, trainer: pl.Trainer) -> None:
+        """Set the Trainer's ``check_val_every_n_epoch`` back to what the user gave."""
+        if self._every_n is not None:
+            trainer.check_val_every_n_epoch, self._every_n = self._every_n, None
 
     def _summary(self, pairs: Pairs, module: pl.LightningModule) -> Summary:
         validation: Any = getattr(module, "validation", None)
@@ -120,6 +145,15 @@ class BeforeAfter(pl.Callback):
             cpu_seconds=time.process_time() - self._began[1],
             memory_gib=memory_gib(module.device),
         )
+
+
+def _nothing_to_compare(trainer: pl.Trainer) -> str:
+    return (
+        "BeforeAfter has no table to show: no held-out prompt was answered in this run. Give some as "
+        "`data.init_args.val_prompts`; if there are some, the run ended before its first "
+        f"validation: lower `trainer.check_val_every_n_epoch`, which is "
+        f"{trainer.check_val_every_n_epoch}."
+    )
 
 
 def _write(text: Path, record: Path, summary: Summary) -> None:

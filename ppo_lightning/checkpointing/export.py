@@ -6,7 +6,6 @@ frozen weights come from their source again.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.checkpointing.entry import KEY
+from ppo_lightning.checkpointing.reading import read_checkpoint
 from ppo_lightning.configs import (
     CriticConfig,
     LoraConfig,
@@ -230,18 +230,11 @@ def export_critic(
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        kind = "is a folder, not a checkpoint's file" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"the checkpoint `{path}` {kind}.")
     try:
-        # Mapped, not read: the optimiser's moments are the larger part, and not needed.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"`{path}` cannot be read as a checkpoint: {str(error).splitlines()[0]} It may be cut "
-            "short, or hold more than tensors and plain values."
-        ) from error
-    if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint:
+        checkpoint = read_checkpoint(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"the checkpoint `{path}` {error}.") from error
+    if "state_dict" not in checkpoint:
         raise CheckpointError(f"`{path}` is not a checkpoint of Lightning.")
     return checkpoint
 
@@ -264,6 +257,7 @@ def _load_trained(
     module: nn.Module, weights: Mapping[str, Tensor], models: CheckpointModels
 ) -> None:
     """Load every trained weight; only frozen ones may be left as they are."""
+    _check_shapes(module, weights, models)
     report = module.load_state_dict(dict(weights), strict=False)
     parameters = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in parameters if not parameter.requires_grad}
@@ -275,6 +269,20 @@ def _load_trained(
             f"`{models.path}` {what} `{name}`: it does not fit the model that it names, "
             f"`{models.policy.path}`."
         )
+
+
+def _check_shapes(
+    module: nn.Module, weights: Mapping[str, Tensor], models: CheckpointModels
+) -> None:
+    """Refuse another architecture before torch lists each of its weights."""
+    for name, weight in module.state_dict().items():
+        found = weights.get(name)
+        if found is not None and found.shape != weight.shape:
+            raise CheckpointError(
+                f"`{models.path}` does not fit `{models.policy.path}`: `{name}` is "
+                f"{list(found.shape)} in the checkpoint and {list(weight.shape)} in the model. "
+                "Give the folder of the model that was trained as `--policy-path`."
+            )
 
 
 @torch.no_grad()
@@ -306,6 +314,8 @@ def _tokenizer(models: CheckpointModels) -> Any:
 
 def _check_target(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that must not be written to, before anything is loaded."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"`{folder}` is a file. Give the name of a new folder.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not overwrite:

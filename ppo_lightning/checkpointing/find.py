@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ppo_lightning.checkpointing.entry import KEY
+from ppo_lightning.checkpointing.reading import read_checkpoint
+from ppo_lightning.errors import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +62,14 @@ def _newest_first(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str | None]:
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch has no one error for what it cannot read
-        return {}, f"cannot be read ({_first_sentence(error)})"
-    entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
-    if not isinstance(entry, dict):
+        checkpoint = read_checkpoint(path)
+    except CheckpointError as error:
+        return {}, str(error)
+    entry = checkpoint.get(KEY)
+    if not isinstance(entry, Mapping):
         return {}, "was not written by PPOModule"
     if not entry.get("complete", False):
         return {}, "was written inside an iteration"
     if not {"optimizer_states", "loops", "epoch"} <= checkpoint.keys():
         return {}, "holds weights only"
     return checkpoint, None
-
-
-def _first_sentence(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0]

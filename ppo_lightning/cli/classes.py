@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ppo_lightning.errors import nearest
@@ -66,9 +66,14 @@ def argument_types(owner: Any) -> dict[str, Any]:
 
 def section_class(annotation: Any) -> type | None:
     """Return the dataclass in an annotation, which may be optional; None if there is none."""
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    found = [option for option in options if isinstance(option, type) and is_dataclass(option)]
+    found = [o for o in _options(annotation) if isinstance(o, type) and is_dataclass(o)]
     return found[0] if len(found) == 1 else None
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether an annotation is a dataclass, or one or None: what is written as a config section."""
+    kind = section_class(annotation)
+    return kind is not None and {*_options(annotation)} <= {kind, NoneType}
 
 
 def nearest_class(path: str) -> str | None:
@@ -97,6 +102,11 @@ def full_key(steps: Sequence[str]) -> str:
         elif not is_dataclass(resolve(path)):
             keys.append("init_args")
     return ".".join(keys)
+
+
+def _options(annotation: Any) -> Sequence[Any]:
+    """Return the alternatives of a union, or the one thing that it is."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def _section(owner: Any, key: str) -> type | None:

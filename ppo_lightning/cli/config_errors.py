@@ -130,6 +130,8 @@ def _read(lines: Sequence[str]) -> Problem:
         r"Expected an? (<class .+?>|typing\.Literal\[.+?\])(?:\. Got value: (.*))?$", head
     ):
         return Problem(head, expected=(_type_in_words(found[1]),), value=found[2])
+    if head.startswith("Not of type Path:"):
+        return Problem(head, expected=("a path",))
     if found := re.match(r"Not a valid subclass of (\w+)", head):
         return Problem(head, expected=(f"a `class_path` of a {found[1]}",))
     return Problem(head)

@@ -122,6 +122,8 @@ def _same(written: str | None, read: str | None) -> bool:
     """Whether a value as written may have been read as another text: ``1e6`` as ``1000000.0``."""
     if written is None or read is None or written == read:
         return True
+    if read == "null":
+        return written.lower() in ("", "~", "null")
     try:
         return float(written) == float(read)
     except ValueError:

@@ -7,10 +7,9 @@ import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-from jsonargparse import Namespace
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -18,7 +17,7 @@ from typing_extensions import override
 
 from ppo_lightning import __version__
 from ppo_lightning.callbacks import MetricsFile, PredictionWriter, SampleTexts, StageProgress
-from ppo_lightning.cli.classes import argument_types, resolve, section_class
+from ppo_lightning.cli.checks import check_checkpoint, check_section, check_seed, with_place
 from ppo_lightning.cli.config_errors import explain, reason
 from ppo_lightning.cli.config_files import prepare_arguments
 from ppo_lightning.cli.save_config import KeepConfigs
@@ -26,14 +25,11 @@ from ppo_lightning.cli.tables import scores_table
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules import last_checkpoint
 
-T = TypeVar("T")
-
 ENV_PREFIX = "PPO_LIGHTNING"
 """``PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3`` is ``--trainer.max_epochs 3`` of ``fit``."""
 
 _HEADER = f"ppo-lightning {__version__}"
 _OPTIONS_ONLY = ("help", "config")  # of the command line, not of a file
-_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")
 
 
 class ParseFailure(Exception):
@@ -132,23 +128,31 @@ class PPOLightningCLI(LightningCLI):
         """Do nothing: the parent reads the whole checkpoint for hyperparameters kept in it."""
 
     @override
+    def _set_seed(self) -> None:
+        check_seed(self._get(self.config, "seed_everything"), self.files)
+        super()._set_seed()
+
+    @override
     def before_instantiate_classes(self) -> None:
         check_checkpoint(self._get(self.config, "ckpt_path"))
+        check_section(self._get(self.config, "trainer"), "trainer", pl.Trainer, self.files)
         for section in ("model", "data"):
-            check_sections(self._get(self.config, section), section)
+            check_section(self._get(self.config, section), section, files=self.files)
 
     @override
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
         except (ValueError, TypeError, ArgumentError) as error:
-            raise ConfigError(reason(str(error))) from error
+            config = self.config[str(self.subcommand)]
+            raise ConfigError(with_place(reason(str(error)), config, self.files)) from error
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer")
         given = _as_list(config.get("callbacks"))
         if config.get("barebones"):
+            config["log_every_n_steps"] = None  # Lightning refuses our default beside it
             return super().instantiate_trainer(**kwargs)
         extra = default_callbacks(str(self.subcommand), given)
         if config.get("enable_progress_bar") is False:
@@ -238,60 +242,6 @@ def default_callbacks(command: str, given: Sequence[pl.Callback]) -> list[pl.Cal
     if command == "fit":
         wanted.append((MetricsFile, MetricsFile))
     return [make() for kind, make in wanted if not any(isinstance(item, kind) for item in given)]
-
-
-def check_checkpoint(path: Any) -> None:
-    """Check that a checkpoint is there, before models are loaded.
-
-    Args:
-        path: As Lightning takes it: file, folder, URL, or one of its words; None passes.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if path is None or str(path).split(":")[0] in _CHECKPOINT_WORDS or "://" in str(path):
-        return
-    if not Path(path).exists():
-        raise ConfigError(f"`ckpt_path`: there is no checkpoint `{path}`.")
-
-
-def check_sections(config: Namespace | None, section: str) -> None:
-    """Check the config sections among a class's arguments, so that the message has the full key.
-
-    Args:
-        config: ``class_path`` and ``init_args``.
-        section: ``model`` or ``data``.
-
-    Raises:
-        ConfigError: A section refuses its values.
-    """
-    arguments = config.get("init_args") if config is not None else None
-    if config is None or arguments is None:
-        return
-    types = argument_types(resolve(config["class_path"]))
-    for key, value in vars(arguments).items():
-        kind = section_class(types.get(key))
-        if kind is not None and isinstance(value, Namespace):
-            _build(kind, value, f"{section}.init_args.{key}")
-
-
-def _build(kind: type[T], values: Namespace, key: str) -> T:
-    types, built = argument_types(kind), {}
-    for name, value in vars(values).items():
-        inner = section_class(types.get(name))
-        if inner is not None and isinstance(value, Namespace):
-            value = _build(inner, _arguments(value), f"{key}.{name}")
-        built[name] = value
-    try:
-        return kind(**built)
-    except ValueError as error:
-        raise ConfigError(f"in `{key}`: {error}") from error
-
-
-def _arguments(values: Namespace) -> Namespace:
-    """Arguments of an optional section: jsonargparse keeps them beside its class."""
-    inner: Namespace = values.get("init_args", values)
-    return inner
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -5,6 +5,8 @@ Nothing heavy is imported before the command at hand needs it.
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,7 +56,8 @@ usage: ppo-lightning COMMAND [options]
   ppo-lightning COMMAND --help                           the options of a command
 
 options: --version, --help, --debug (show the traceback of an error)
-Settings also come from environment variables: PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3.
+Environment variables are settings too, PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3;
+config files win over them, and options over both.
 """
 
 
@@ -65,8 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None takes those of the process.
 
     Returns:
-        Exit code: 0, 2 for an error that the user can mend, 130 after Ctrl-C.
+        Exit code: 0, 2 for an error that the user can mend, 130 after Ctrl-C, 141 where nobody
+        reads on (``ppo-lightning --help | head``).
     """
+    try:
+        code = _main(argv)
+        sys.stdout.flush()  # here, where a reader that has gone is no surprise
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        # What is left in the buffer would be a second error when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -123,6 +140,13 @@ def usage() -> str:
     commands = TRAINER_COMMANDS | HELPER_COMMANDS
     lines = [f"  {name:<10}{what}" for name, what in commands.items()]
     return _USAGE.format(commands="\n".join(lines))
+
+
+def _reader_has_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))
 
 
 def _raised_here(error: BaseException) -> bool:

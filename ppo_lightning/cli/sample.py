@@ -98,7 +98,7 @@ def _speakers(given: argparse.Namespace) -> tuple[list[_Speaker], _Manner]:
     """Load who answers, and tell how."""
     from ppo_lightning.configs import SamplingConfig
 
-    if Path(given.model).is_file() and not given.model.endswith(".gguf"):
+    if _is_checkpoint(given.model):
         speakers, manner = _from_checkpoint(given)
     else:
         speakers, manner = [_from_model("policy", given.model, given)], _Manner(SamplingConfig())
@@ -110,6 +110,11 @@ def _speakers(given: argparse.Namespace) -> tuple[list[_Speaker], _Manner]:
     if given.reference:
         speakers.append(_from_model("reference", given.reference, given))
     return speakers, _as_wished(manner, given)
+
+
+def _is_checkpoint(model: str) -> bool:
+    """Whether a checkpoint is meant: one that is not there is no hub name either."""
+    return model.endswith(".ckpt") or (Path(model).is_file() and not model.endswith(".gguf"))
 
 
 def _as_wished(manner: _Manner, given: argparse.Namespace) -> _Manner:

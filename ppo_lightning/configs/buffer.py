@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppo_lightning.configs.checks import require, require_at_least
+from ppo_lightning.configs.checks import require, require_at_least, require_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class BufferConfig:
     num_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        require_fields(self)
         for name in ("num_prompts", "responses_per_prompt", "num_minibatches"):
             require_at_least(name, getattr(self, name), 1)
         require_at_least("num_tokens", self.num_tokens, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
 def require(condition: bool, message: str) -> None:
@@ -38,19 +38,38 @@ def require_within(name: str, value: float | None, low: float, high: float) -> N
     )
 
 
-def require_choices(config: Any) -> None:
-    """Refuse a value of a ``Literal`` field that is none of its choices.
+def require_fields(config: Any) -> None:
+    """Refuse None where a field's type has none, and a value that is none of a field's choices.
 
-    A config file is checked by its parser; in Python a misspelt choice would pass for another.
+    In Python a misspelt choice would pass for another, and None for a feature that is off.
     """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        choices = _choices(hints[field.name])
-        value = getattr(config, field.name)
+        hint, value = hints[field.name], getattr(config, field.name)
+        require(value is not None or allows_none(hint), _not_none(field))
+        choices = _choices(hint)
         require(
             not choices or value in choices,
             f"`{field.name}` must be one of {', '.join(map(str, choices))}, got {value!r}.",
         )
+
+
+def allows_none(hint: Any) -> bool:
+    """Whether None is a value of a type; of one that is not known it may be."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(allows_none(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return None in get_args(hint)
+    return hint in (None, Any, object, types.NoneType) or isinstance(hint, TypeVar | str)
+
+
+def _not_none(field: dataclasses.Field[Any]) -> str:
+    default = field.default
+    if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    remedy = "give a value" if default is dataclasses.MISSING else "leave it out for the default"
+    known = "" if default is dataclasses.MISSING else f", {default!r}"
+    return f"`{field.name}` must not be None (`null` in YAML): {remedy}{known}."
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

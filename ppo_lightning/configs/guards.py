@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import require_at_least, require_choices
+from ppo_lightning.configs.checks import require_at_least, require_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,5 +25,5 @@ class GuardConfig:
     advice: Literal["off", "warn", "error"] = "warn"
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_at_least("max_skipped_steps", self.max_skipped_steps, 1)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import (
-    require,
-    require_at_least,
-    require_choices,
-    require_positive,
-)
+from ppo_lightning.configs.checks import require, require_at_least, require_fields, require_positive
 
 KLEstimatorName = Literal["k1", "k2", "k3", "abs", "full"]
 
@@ -38,7 +33,7 @@ class KLConfig:
     max_kl_ref_per_token: float | None = None
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_at_least("coef", self.coef, 0)
         require_positive("max_kl_ref", self.max_kl_ref)
         require_positive("max_kl_ref_per_token", self.max_kl_ref_per_token)

@@ -9,7 +9,7 @@ from typing import Literal
 from ppo_lightning.configs.checks import (
     require,
     require_at_least,
-    require_choices,
+    require_fields,
     require_positive,
     require_within,
 )
@@ -35,6 +35,7 @@ class LoraConfig:
     layers: int | None = None
 
     def __post_init__(self) -> None:
+        require_fields(self)
         require_at_least("rank", self.rank, 1)
         require_positive("alpha", self.alpha)
         require_at_least("layers", self.layers, 1)
@@ -63,7 +64,7 @@ class PolicyConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require(bool(self.path), "`path` must name a model folder, a hub model or `package:NAME`.")
 
 
@@ -89,7 +90,7 @@ class CriticConfig:
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_within("trunk_grad_scale", self.trunk_grad_scale, 0, 1)
         require(
             self.kind == "separate" or self.path is None,
@@ -111,4 +112,4 @@ class ReferenceConfig:
     dtype: DType | None = None
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ppo_lightning.configs.checks import (
     require,
     require_at_least,
-    require_choices,
+    require_fields,
     require_positive,
     require_within,
 )
@@ -34,7 +34,7 @@ class GroupConfig:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_positive("lr", self.lr)
         require_at_least("warmup", self.warmup, 0)
         require_within("min_lr_ratio", self.min_lr_ratio, 0, 1)
@@ -66,7 +66,7 @@ class OptimizerConfig:
     lr_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_at_least("lr_batch_size", self.lr_batch_size, 1)
         require(
             (self.lr_scaling == "none") == (self.lr_batch_size is None),

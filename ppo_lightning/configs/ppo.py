@@ -8,7 +8,7 @@ from typing import Literal
 from ppo_lightning.configs.checks import (
     require,
     require_at_least,
-    require_choices,
+    require_fields,
     require_positive,
     require_within,
 )
@@ -78,7 +78,7 @@ class PPOConfig:
     microbatch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_within("clip_range", self.clip_range, *CLIP_RANGES)
         require_within("penalty_coef", self.penalty_coef, *PENALTY_COEFS)
         require_at_least("num_update_epochs", self.num_update_epochs, 1)

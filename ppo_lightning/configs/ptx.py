@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppo_lightning.configs.checks import require, require_at_least
+from ppo_lightning.configs.checks import require, require_at_least, require_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class PTXConfig:
     every_n_iterations: int = 1
 
     def __post_init__(self) -> None:
+        require_fields(self)
         require(len(self.texts) > 0, "`texts` must name a file or hold a text, got nothing.")
         require_at_least("coef", self.coef, 0)
         require_at_least("batch_size", self.batch_size, 1)

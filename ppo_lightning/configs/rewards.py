@@ -6,12 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ppo_lightning.configs.checks import (
-    require,
-    require_at_least,
-    require_choices,
-    require_positive,
-)
+from ppo_lightning.configs.checks import require, require_at_least, require_fields, require_positive
 
 NormalizerName = Literal["none", "batch", "running", "ema", "reference", "group"]
 _EMA_DECAY = 0.9
@@ -54,7 +49,7 @@ class RewardProcessing:
     on_nonfinite: Literal["error", "drop"] = "error"
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_fields(self)
         require_at_least("missing_eos_penalty", self.missing_eos_penalty, 0)
         require_at_least("overlong_penalty", self.overlong_penalty, 0)
         require_positive("clip", self.clip)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppo_lightning.configs.checks import require, require_at_least, require_positive, require_within
+from ppo_lightning.configs.checks import (
+    require,
+    require_at_least,
+    require_fields,
+    require_positive,
+    require_within,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,7 @@ class SamplingConfig:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        require_fields(self)
         require_at_least("max_new_tokens", self.max_new_tokens, 1)
         require_within("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         require(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppo_lightning.configs.checks import require, require_at_least
+from ppo_lightning.configs.checks import require, require_at_least, require_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class ValidationConfig:
     num_texts: int = 5
 
     def __post_init__(self) -> None:
+        require_fields(self)
         require_at_least("num_samples", self.num_samples, 0)
         require_at_least("num_texts", self.num_texts, 0)
         require(self.greedy or self.num_samples > 0, "`greedy: false` needs `num_samples` >= 1.")

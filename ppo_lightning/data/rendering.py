@@ -114,6 +114,12 @@ def _chat_turns(
                     path=raw.origin or None,
                 )
             return None
+        if not tokenizer.chat_template:
+            raise DataError(
+                "`chat: true` makes a chat of this plain string, but the tokenizer has no chat "
+                "template. Use a tokenizer with one, or set `chat: auto`.",
+                path=raw.origin or None,
+            )
         turns = ({"role": "user", "content": raw.prompt or ""},)
     if system_prompt is not None and not any(turn["role"] == "system" for turn in turns):
         turns = ({"role": "system", "content": system_prompt}, *turns)

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ppo_lightning.configs import LoraConfig
-from ppo_lightning.errors import ModelError
+from ppo_lightning.errors import ModelError, nearest
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -36,12 +36,13 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         config: Rank, scale and layers.
 
     Raises:
-        ModelError: A layer of ``target_modules`` shares its weights with another one.
-        ValueError: No layer has one of ``target_modules`` as its name, or there are not so many
-            ``layers``.
+        ModelError: A layer of ``target_modules`` shares its weights with another one, or takes no
+            adapter; or a name in it is no layer's.
+        ValueError: None of them lies in the last ``layers`` blocks, or there are not so many.
     """
     import peft
 
+    _refuse_unknown(model, config.target_modules)
     _refuse_tied(model, config.target_modules)
     targets = config.target_modules if config.layers is None else _in_last_blocks(model, config)
     settings = peft.LoraConfig(
@@ -53,10 +54,33 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         # GPT-2 keeps its weights transposed; PEFT warns, and then does this by itself.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    with quiet_peft():
-        adapted = peft.get_peft_model(model, settings, autocast_adapter_dtype=True)
+    try:
+        with quiet_peft():
+            adapted = peft.get_peft_model(model, settings, autocast_adapter_dtype=True)
+    except ValueError as error:  # a layer of a kind that PEFT has no adapter for
+        raise ModelError(f"`lora.target_modules` {targets!r}: {error}") from error
     assert isinstance(adapted, peft.PeftModel)
     return adapted
+
+
+def _refuse_unknown(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
+    """PEFT takes a list if a single name in it fits; the misspelt ones would not be trained."""
+    if targets == "all-linear":
+        return
+    names = [name for name, _ in model.named_modules()]
+    whole = isinstance(targets, str)  # one pattern, for names in full
+    for target in [targets] if isinstance(targets, str) else targets:
+        if any(_is_target(name, model, target if whole else [target]) for name in names):
+            continue
+        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)]
+        known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+        near = nearest(target, known)
+        hint = f"did you mean `{near}`? " if near else ""
+        pattern = f" As a text it is a pattern for names in full, such as `{linear[0]}`."
+        raise ModelError(
+            f"`lora.target_modules`: no layer is called `{target}`; {hint}Give a list of some of: "
+            f"{', '.join(known)}.{pattern if whole else ''}"
+        )
 
 
 def _refuse_tied(model: PreTrainedModel, targets: str | Sequence[str]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -17,13 +16,20 @@ from transformers import (
 
 from ppo_lightning.configs import CriticConfig, DType, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
-from ppo_lightning.io import read_json
 from ppo_lightning.models.adapters import quiet_peft
 from ppo_lightning.models.checks import (
     check_behaviour,
     check_decoder,
     check_same_ids,
     positions_of,
+)
+from ppo_lightning.models.folders import (
+    adapter_base,
+    has_tokenizer,
+    is_adapter,
+    named,
+    require_readable_config,
+    unreadable,
 )
 from ppo_lightning.models.locate import local_path
 from ppo_lightning.models.settings import (
@@ -34,11 +40,11 @@ from ppo_lightning.models.settings import (
     silence_modules,
 )
 from ppo_lightning.models.value_network import ValueNetwork
+from ppo_lightning.models.weights import read_weights, reading, require_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ADAPTER_CONFIG = "adapter_config.json"
 CLASSIFIER = "ForSequenceClassification"
 
 
@@ -56,17 +62,18 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
         ModelError: There is no tokenizer at ``path``.
     """
     folder = local_path(path)
-    if _is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
-        folder = local_path(_adapter_base(folder))
-    if Path(folder).is_dir() and not _has_tokenizer(folder):
+    if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
+        folder = local_path(adapter_base(folder))
+    if Path(folder).is_dir() and not has_tokenizer(folder):
         raise ModelError(
             f"`{path}` holds no tokenizer: give a folder with one (`tokenizer_config.json`), such "
             "as `tokenizer.save_pretrained` writes."
         )
+    require_readable_config(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, "tokenizer", error) from error
+        raise unreadable(path, "tokenizer", error) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
@@ -106,16 +113,20 @@ def load_value_network(config: CriticConfig, policy: PolicyConfig) -> ValueNetwo
         ModelError: There is no such model, or it is not a decoder.
     """
     source = replace(policy, path=config.path or policy.path)
-    dtype = config.dtype or policy.dtype
-    if _is_classifier(source):
-        classifier = _load(AutoModelForSequenceClassification, source, dtype)
-        network = ValueNetwork.from_sequence_classifier(classifier)
-    else:
-        model = _load(AutoModelForCausalLM, source, dtype)
-        network = ValueNetwork.from_causal_lm(model, head_init=config.head_init)
+    with named("policy.path" if config.path is None else "critic_model.path"):
+        network = _value_network(source, config)
     if config.gradient_checkpointing:
         _enable_checkpointing(network.backbone)
     return network
+
+
+def _value_network(source: PolicyConfig, config: CriticConfig) -> ValueNetwork:
+    dtype = config.dtype or source.dtype
+    if _is_classifier(source):
+        classifier = _load(AutoModelForSequenceClassification, source, dtype)
+        return ValueNetwork.from_sequence_classifier(classifier)
+    model = _load(AutoModelForCausalLM, source, dtype)
+    return ValueNetwork.from_causal_lm(model, head_init=config.head_init)
 
 
 def load_reward_model(
@@ -154,13 +165,13 @@ def _load(
 ) -> PreTrainedModel:
     """Load and silence a model; adapters are merged. ``decoder`` insists on one."""
     folder = local_path(source.path)
-    if _is_adapter(folder):
+    if is_adapter(folder):
         return _load_adapter(auto, replace(source, path=folder), dtype)
     config = _config(source, folder)
     if decoder:
         check_decoder(config, source.path, classifier=auto is AutoModelForSequenceClassification)
     noise = silence_config(config)
-    model = _read_weights(auto, source, folder, config, dtype)
+    model = read_weights(auto, source, folder, config, dtype)
     generation = getattr(model, "generation_config", None)
     keep_settings(model, FolderSettings(noise=noise, generation=generation))
     if generation is not None:
@@ -176,8 +187,8 @@ def _load(
 def position_limit(source: PolicyConfig) -> int | None:
     """Most tokens that a policy can read at once, known before its weights are loaded."""
     folder = local_path(source.path)
-    if _is_adapter(folder):
-        folder = local_path(_adapter_base(folder))
+    if is_adapter(folder):
+        folder = local_path(adapter_base(folder))
     return positions_of(_config(source, folder))
 
 
@@ -189,7 +200,10 @@ def position_limits(
     Models that nothing limits are left out, and so are those made of the policy's own folder.
     """
     sources = {"policy.path": policy} | _other_sources(policy, critic, reference)
-    limits = {name: position_limit(source) for name, source in sources.items()}
+    limits: dict[str, int | None] = {}
+    for name, source in sources.items():
+        with named(name):
+            limits[name] = position_limit(source)
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
@@ -226,44 +240,12 @@ def _other_sources(
     }
 
 
-def _has_tokenizer(folder: str) -> bool:
-    """Whether there is a file of one; without, transformers makes up an empty one for GPT-2."""
-    names = [file.name for file in Path(folder).iterdir()]
-    return any("token" in name or "vocab" in name or name.endswith(".model") for name in names)
-
-
 def _config(source: PolicyConfig, folder: str) -> Any:
+    require_readable_config(folder)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise _unreadable(source.path, "model", error) from error
-
-
-def _read_weights(
-    auto: Any, source: PolicyConfig, folder: str, config: Any, dtype: DType
-) -> PreTrainedModel:
-    """Load the weights, and refuse a model some of whose weights would be random."""
-    options: dict[str, Any] = {
-        "config": config,
-        "dtype": getattr(torch, dtype),
-        "trust_remote_code": source.trust_remote_code,
-        "output_loading_info": True,
-    }
-    # Left alone, transformers takes sdpa where the family has it; asked for it by name, it
-    # refuses the other families.
-    if source.attn_implementation not in (None, "sdpa"):
-        options["attn_implementation"] = source.attn_implementation
-    try:
-        model, report = auto.from_pretrained(folder, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise _unreadable(source.path, "model", error) from error
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(
-            f"`{source.path}` lacks weights of a {type(model).__name__}: {', '.join(missing[:3])}"
-            f"{' …' if len(missing) > 3 else ''}. They would be random; give a folder that was "
-            "saved from such a model."
-        )
-    return model  # type: ignore[no-any-return]
+        raise unreadable(source.path, "model", error) from error
 
 
 def _unblind_padding(model: PreTrainedModel) -> None:
@@ -290,25 +272,10 @@ def _enable_checkpointing(model: PreTrainedModel) -> None:
 
 def _is_classifier(source: PolicyConfig) -> bool:
     folder = local_path(source.path)
-    if _is_adapter(folder):
+    if is_adapter(folder):
         return False
     config = _config(source, folder)
     return any(name.endswith(CLASSIFIER) for name in config.architectures or ())
-
-
-def _is_adapter(folder: str) -> bool:
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
-
-
-def _adapter_base(folder: str) -> str:
-    """Name the model that an adapter belongs to."""
-    base = read_json(Path(folder) / ADAPTER_CONFIG).get("base_model_name_or_path")
-    if not base:
-        raise ModelError(
-            f"`{folder}/{ADAPTER_CONFIG}` does not name its base model; set "
-            "`base_model_name_or_path` there, or give a folder with the adapter merged."
-        )
-    return str(base)
 
 
 def _load_adapter(auto: Any, source: PolicyConfig, dtype: DType) -> PreTrainedModel:
@@ -320,16 +287,9 @@ def _load_adapter(auto: Any, source: PolicyConfig, dtype: DType) -> PreTrainedMo
             f"`{source.path}` holds an adapter of a reward model; merge it into its base with "
             "`merge_and_unload`, save that, and give its folder."
         )
-    base = _load(auto, replace(source, path=_adapter_base(source.path)), dtype)
-    with quiet_peft():
+    base = _load(auto, replace(source, path=adapter_base(source.path)), dtype)
+    with quiet_peft(), reading(source.path):
         adapted = PeftModel.from_pretrained(base, source.path)
+    require_finite(adapted, source.path)
     merged: PreTrainedModel = adapted.merge_and_unload()
     return merged.requires_grad_(True)
-
-
-def _unreadable(path: str, kind: str, error: BaseException) -> ModelError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ModelError(
-        f"no {kind} can be loaded from `{path}`: {reason} Give a folder that holds one (with "
-        "`config.json`), `package:NAME`, or a hub name while the hub can be reached."
-    )

@@ -14,6 +14,7 @@ from ppo_lightning.configs import PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import adapter_disabled, base_causal_lm, is_adapted
 from ppo_lightning.models.fingerprint import fingerprint
+from ppo_lightning.models.folders import named
 from ppo_lightning.models.loading import load_causal_lm
 from ppo_lightning.models.scoring import PolicyOutput, policy_logprobs
 from ppo_lightning.types import Sequences
@@ -58,7 +59,8 @@ class ReferencePolicy:
         source = replace(
             policy, path=reference.path or policy.path, lora=None, gradient_checkpointing=False
         )
-        return cls(load_causal_lm(source, dtype=reference.dtype))
+        with named("policy.path" if reference.path is None else "reference.path"):
+            return cls(load_causal_lm(source, dtype=reference.dtype))
 
     @torch.no_grad()
     def logprobs(

@@ -136,10 +136,11 @@ class PPOModule(UpdateSteps):
         return None if positions is None else positions - self.sampling.max_new_tokens
 
     @property
-    def shortest_model(self) -> str:
-        """Setting that names the model with the fewest positions."""
+    def shortest_model(self) -> str | None:
+        """Setting that names the model with the fewest positions; None where nothing limits."""
         limits = self._position_limits
-        return f"model.init_args.{min(limits, key=lambda name: limits[name])}"
+        name = min(limits, key=lambda name: limits[name], default=None)
+        return None if name is None else f"model.init_args.{name}"
 
     @cached_property
     def _position_limits(self) -> dict[str, int]:

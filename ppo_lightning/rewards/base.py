@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppo_lightning.configs.checks import require
+from ppo_lightning.configs.checks import require, require_fields
 from ppo_lightning.types import Completions
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")  # it becomes a part of metric names
@@ -67,6 +67,7 @@ class RewardTerm:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        require_fields(self)
         require(
             _NAME.fullmatch(self.name) is not None,
             f"`name` of a reward must be made of letters, digits and `_.-`, got {self.name!r}.",

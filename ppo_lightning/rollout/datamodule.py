@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,9 +21,10 @@ from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
 from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.types import Experience, PromptBatch
 
-# `str` stands before the list: jsonargparse tries them in turn, and takes the lines of a file for a
-# list of strings, so that the records of a JSONL file would become plain prompts.
-Prompts = PromptSource | str | list[str | dict[str, Any]]
+# `Path` stands here for jsonargparse: an argument that may be a class is otherwise taken for the name
+# of a config file, whose content would stand in the place of the path. One that may be a path is
+# left as it is; `str` comes first, so a path stays the text that was given.
+Prompts = PromptSource | str | Path | list[str | dict[str, Any]]
 """A source, a path to a ``.jsonl`` or ``.txt`` file, or the prompts themselves: strings, or objects
 like the lines of a ``.jsonl`` file."""
 

@@ -20,8 +20,8 @@ class RolloutSource(Protocol):
         """Longest prompt that leaves room for a whole response; None is unlimited."""
 
     @property
-    def shortest_model(self) -> str:
-        """Setting that names the model with the fewest positions; asked where there is a limit."""
+    def shortest_model(self) -> str | None:
+        """Setting that names the model with the fewest positions; None where nothing limits."""
 
     @property
     def num_passes(self) -> int:

@@ -2,11 +2,12 @@
 
 import json
 
+import lightning.pytorch as pl
 import pytest
 
 from ppo_lightning.callbacks import BeforeAfter
 from ppo_lightning.configs import ValidationConfig
-from tests.helpers.runs import IdReward, data_module, fit, ppo_module
+from tests.helpers.runs import IdReward, data_module, fit, ppo_module, trainer
 
 # Lightning warns of a folder that was written to before.
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -18,7 +19,7 @@ def summarised(tmp_path, policy, *, gold=None, validation=None, **options):
     module = ppo_module(
         policy, gold=gold, validation=validation or ValidationConfig(greedy=False, num_samples=2)
     )
-    callbacks = [BeforeAfter()]
+    callbacks = options.pop("callbacks", [BeforeAfter()])
     fit(tmp_path, module, data_module(val_prompts=HELD_OUT), callbacks=callbacks, **options)
     return module
 
@@ -48,11 +49,10 @@ def test_the_end_of_fit_leaves_table_texts_and_cost(tiny_llama_dir, tmp_path, ca
 
 def test_without_a_judge_and_with_greedy_answers_alone(tiny_gpt2_dir, tmp_path, capsys):
     greedy = ValidationConfig(greedy=True, num_samples=0, num_texts=1)
-    summarised(tmp_path, tiny_gpt2_dir, validation=greedy, check_val_every_n_epoch=2)
+    summarised(tmp_path, tiny_gpt2_dir, validation=greedy)
     printed = capsys.readouterr().out
     assert "gold" not in printed
-    # Three iterations, validation after every second: the table says which answers it is about.
-    assert "After 2 iterations; 3 prompts x 1 greedy answer" in printed
+    assert "After 3 iterations; 3 prompts x 1 greedy answer" in printed
     assert len(json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["texts"]) == 1
 
 
@@ -63,11 +63,69 @@ def test_a_second_run_keeps_the_first_summary(tiny_llama_dir, tmp_path):
     assert (tmp_path / "summary.json").exists()
 
 
-def test_no_held_out_prompts_no_summary(tiny_llama_dir, tmp_path, capsys):
+@pytest.mark.parametrize(("every_n", "validated"), [(2, [1, 2]), (5, [2])])
+def test_the_last_iteration_is_validated_for_it(
+    tiny_llama_dir, tmp_path, capsys, every_n, validated
+):
+    done = []
+
+    class Validations(pl.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            done.append(trainer.current_epoch)
+
+    ended = summarised(
+        tmp_path,
+        tiny_llama_dir,
+        callbacks=[BeforeAfter(), Validations()],
+        check_val_every_n_epoch=every_n,
+    )
+    assert done == validated
+    assert "After 3 iterations" in capsys.readouterr().out
+    assert ended.trainer.check_val_every_n_epoch == every_n  # as it was given
+
+
+class StopAfter(pl.Callback):
+    def __init__(self, iterations):
+        self.iterations = iterations
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 >= self.iterations
+
+
+def test_a_stopped_run_is_compared_as_it_was_last_validated(tiny_llama_dir, tmp_path, capsys):
+    callbacks = [BeforeAfter(), StopAfter(3)]
+    summarised(
+        tmp_path, tiny_llama_dir, callbacks=callbacks, check_val_every_n_epoch=2, max_epochs=6
+    )
+    assert "After 2 iterations" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_before_it_was_validated_says_what_is_missing(tiny_llama_dir, tmp_path):
+    callbacks = [BeforeAfter(), StopAfter(1)]
+    with pytest.warns(UserWarning, match=r"lower `trainer\.check_val_every_n_epoch`, which is 2"):
+        summarised(tmp_path, tiny_llama_dir, callbacks=callbacks, check_val_every_n_epoch=2)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_without_held_out_prompts_it_says_what_is_missing(tiny_llama_dir, tmp_path, capsys):
     module = ppo_module(tiny_llama_dir)
-    fit(tmp_path, module, data_module(), callbacks=[BeforeAfter()], max_epochs=1)
+    with pytest.warns(UserWarning, match=r"Give some as `data\.init_args\.val_prompts`"):
+        fit(tmp_path, module, data_module(), callbacks=[BeforeAfter()], max_epochs=1)
     assert "After" not in capsys.readouterr().out
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_an_exception_leaves_the_trainer_as_it_was(tiny_llama_dir, tmp_path):
+    class Breaks(pl.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            raise RuntimeError("broken")
+
+    run = trainer(
+        tmp_path, callbacks=[BeforeAfter(), Breaks()], check_val_every_n_epoch=4, max_epochs=1
+    )
+    with pytest.raises(RuntimeError, match="broken"):
+        run.fit(ppo_module(tiny_llama_dir), data_module(val_prompts=HELD_OUT))
+    assert run.check_val_every_n_epoch == 4
 
 
 def test_a_trial_run_prints_and_writes_nothing(tiny_llama_dir, tmp_path, capsys):

@@ -13,8 +13,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import mask_from_lengths
-from ppo_lightning.models import end_token_ids, special_stop_ids
+from ppo_lightning.models import (
+    base_causal_lm,
+    embedding_rows,
+    end_token_ids,
+    special_stop_ids,
+)
 from ppo_lightning.types import PromptBatch, Rollout
 
 
@@ -50,8 +56,17 @@ class StopRules:
             sampling: Its stop strings that are special tokens become end ids.
 
         Raises:
-            ConfigError: A stop string holds a special token beside other text.
+            ConfigError: A stop string holds a special token beside other text, or the model has no
+                such id as one of ``stop_token_ids``.
         """
+        rows = embedding_rows(base_causal_lm(model))
+        for id_ in sampling.stop_token_ids:
+            if not 0 <= id_ < rows:
+                raise ConfigError(
+                    f"`sampling.stop_token_ids`: {id_} is no token of the model, whose ids are 0 "
+                    f"to {rows - 1}. The tokenizer tells a token's id, or name the token in "
+                    "`sampling.stop_strings`."
+                )
         found = {
             *end_token_ids(tokenizer, model),
             *sampling.stop_token_ids,
