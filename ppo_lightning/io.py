@@ -19,6 +19,7 @@ from ppo_lightning.errors import DataError
 __all__ = [
     "JsonlWriter",
     "append_jsonl",
+    "naming",
     "open_atomic",
     "read_json",
     "read_jsonl",
@@ -91,6 +92,17 @@ def read_jsonl(
 
 
 @contextmanager
+def naming(path: StrPath) -> Iterator[None]:
+    """Write the file's name into an error of the file system that lacks it, as a full disk's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextmanager
 def open_atomic(path: StrPath, *, follow_links: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when complete.
 
@@ -108,7 +120,7 @@ def open_atomic(path: StrPath, *, follow_links: bool = True) -> Iterator[BinaryI
     temporary = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
     try:
         # Exclusive creation by `open`, not `tempfile`: that makes files only the owner may read.
-        with open(temporary, "xb") as file:
+        with naming(target), open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -196,12 +208,15 @@ class JsonlWriter:
         Raises:
             TypeError: The record holds something that JSON cannot; nothing is written.
         """
-        self._file.write(_encode(record) + b"\n")
-        self._file.flush()
+        data = _encode(record) + b"\n"
+        with naming(self.path):
+            self._file.write(data)
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file; may be called twice."""
-        self._file.close()
+        with naming(self.path):
+            self._file.close()
 
     def __enter__(self) -> "JsonlWriter":
         return self

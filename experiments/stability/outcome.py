@@ -18,7 +18,8 @@ import lightning.pytorch as pl
 import torch
 import transformers
 
-from experiments.stability.scenarios import ITERATIONS, SCENARIOS, Overlay, merged
+from experiments.stability.overlay import Overlay, merged
+from experiments.stability.scenarios import ITERATIONS, SCENARIOS
 from experiments.stability.world import (
     MAX_NEW_TOKENS,
     GoldReward,
@@ -39,6 +40,8 @@ from ppo_lightning.configs import (
     SamplingConfig,
     ValidationConfig,
 )
+from ppo_lightning.errors import CheckpointError, RewardError, UpdateError
+from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules import PPOModule
 from ppo_lightning.rewards import Reward, RewardTerm
 from ppo_lightning.rollout import RolloutDataModule
@@ -59,7 +62,8 @@ class Outcome:
         gold: Of the policy's answers to held-out prompts, mean of the last iterations.
         kept: The same of the checkpoint that was kept, where one was kept by its gold score.
         best: Highest gold score of an iteration.
-        fall: Most that the gold score was below its best so far.
+        fall: Most that the gold score of an iteration was below its best so far.
+        drop: The same of means over as many iterations as the end of a run.
         kl: KL to the reference in nats per response, mean of the last iterations.
         finite: Whether all parameters are finite.
         iterations: That were made.
@@ -78,6 +82,7 @@ class Outcome:
     kept: float | None
     best: float | None
     fall: float | None
+    drop: float | None
     kl: float | None
     finite: bool
     iterations: int
@@ -89,13 +94,13 @@ class Outcome:
 
     def line(self) -> str:
         """Say it in one line."""
-        figures = (f"{n} {_text(getattr(self, n))}" for n in ("gold", "best", "fall", "kl"))
+        figures = (f"{n} {_text(getattr(self, n))}" for n in ("gold", "best", "drop", "kl"))
         finite = "" if self.finite else ", NOT FINITE"
         ended = f", {self.ended}" if self.ended else ""
         return (
-            f"{self.scenario}/{self.variant} seed {self.seed}: {', '.join(figures)}{finite}{ended}, "
-            f"{self.iterations} iterations, {self.rollbacks} rollbacks, {self.skipped} skipped, "
-            f"{self.dropped} dropped, {self.cpu_seconds:.1f} s"
+            f"{self.scenario}/{self.variant} seed {self.seed}: {', '.join(figures)}{finite}"
+            f"{ended}, {self.iterations} iterations, {self.rollbacks} rollbacks, "
+            f"{self.skipped} skipped, {self.dropped} dropped, {self.cpu_seconds:.1f} s"
         )
 
 
@@ -103,7 +108,7 @@ class Watch(pl.Callback):
     """Keeps the record of every iteration."""
 
     def __init__(self) -> None:
-        self.stats: list[Any] = []
+        self.stats: list[IterationStats] = []
 
     def on_iteration_end(self, trainer: Any, module: Any, stats: Any) -> None:
         """Keep it; called by the module."""
@@ -128,20 +133,93 @@ def run(name: str, variant: str, seed: int, *, iterations: int = ITERATIONS) -> 
         seed: Of the run.
         iterations: PPO iterations.
     """
-    changes = SCENARIOS[name].changes(variant)
+    overlays = SCENARIOS[name].overlays(variant)
+    began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        made = _fit(Path(folder), changes, seed=seed, iterations=iterations)
-    return Outcome(scenario=name, variant=variant, seed=seed, **made)
+        made = fit(Path(folder), overlays, seed=seed, iterations=iterations)
+    return Outcome(
+        scenario=name,
+        variant=variant,
+        seed=seed,
+        finite=made.finite,
+        ended=made.ended,
+        cpu_seconds=round(time.process_time() - began, 1),
+        **_figures(made),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A run that is over.
+
+    Args:
+        module: As it ended.
+        stats: Of every iteration that came to its end.
+        callbacks: Of the mechanisms and faults.
+        ended: Name of the error that ended it, or "".
+    """
+
+    module: PPOModule
+    stats: Sequence[IterationStats]
+    callbacks: Sequence[pl.Callback]
+    ended: str
+
+    @property
+    def finite(self) -> bool:
+        """Whether all parameters are."""
+        return all(bool(p.isfinite().all()) for p in self.module.parameters())
+
+    @property
+    def rollbacks(self) -> int:
+        """How often it went back."""
+        return sum(c.num_rollbacks for c in self.callbacks if isinstance(c, CheckpointRollback))
+
+
+def fit(
+    folder: Path,
+    overlays: Sequence[Overlay],
+    *,
+    seed: int,
+    iterations: int,
+    num_held_out: int = 32,
+) -> Fitted:
+    """Run the plain setup with overlays; an error in it is caught and named.
+
+    Args:
+        folder: For model and files.
+        overlays: In their order.
+        seed: Of prompts, sampling, shuffles, and new weights.
+        iterations: PPO iterations.
+        num_held_out: Held-out prompts, answered eight times each after every iteration.
+    """
+    pl.seed_everything(seed, verbose=False)
+    module, data = build(folder, overlays, seed=seed, num_held_out=num_held_out)
+    callbacks = [callback for overlay in overlays for callback in overlay.callbacks()]
+    watch, ended = Watch(), ""
+    trainer = silent_trainer(
+        folder,
+        callbacks=[*callbacks, watch],
+        max_epochs=iterations,
+        enable_checkpointing=any(isinstance(c, BestByGold) for c in callbacks),
+    )
+    with ExitStack() as stack:
+        for overlay in overlays:
+            stack.enter_context(overlay.context())
+        try:
+            trainer.fit(module, data)
+        except (CheckpointError, RewardError, UpdateError) as error:  # a result: the table names it
+            ended = type(error).__name__
+    return Fitted(module=module, stats=watch.stats, callbacks=callbacks, ended=ended)
 
 
 def build(
-    folder: Path, changes: Sequence[Overlay], *, seed: int
-) -> tuple[PPOModule, RolloutDataModule, list[pl.Callback]]:
-    """Build module, data and callbacks of the plain setup with overlays."""
-    settings = merged(list(changes))
+    folder: Path, overlays: Sequence[Overlay], *, seed: int, num_held_out: int = 32
+) -> tuple[PPOModule, RolloutDataModule]:
+    """Build module and data of the plain setup with overlays."""
+    settings = merged(overlays)
     reward: Reward = ProxyReward()
-    for change in changes:
-        reward = change.reward(reward)
+    for overlay in overlays:
+        reward = overlay.reward(reward)
     module = PPOModule(
         policy=PolicyConfig(path=str(build_policy(folder / "policy"))),
         rewards=[RewardTerm(name="proxy", component=reward)],
@@ -154,65 +232,48 @@ def build(
         critic=GroupConfig(**settings["critic"]),
         reward_processing=RewardProcessing(**settings["reward_processing"]),
         validation=ValidationConfig(greedy=False, num_samples=8, num_texts=0),
-        guards=GuardConfig(self_check="warn", advice="off"),
+        guards=GuardConfig(self_check="off", advice="off"),
     )
     data = RolloutDataModule(
         prompts(held_out=False),
-        prompts(held_out=True),
+        prompts(held_out=True, number=num_held_out),
         buffer=BufferConfig(**settings["buffer"]),
         chat=False,
         seed=seed,
     )
-    return module, data, [callback for change in changes for callback in change.callbacks()]
+    return module, data
 
 
-def _fit(folder: Path, changes: list[Overlay], *, seed: int, iterations: int) -> dict[str, Any]:
-    pl.seed_everything(seed, verbose=False)
-    module, data, callbacks = build(folder, changes, seed=seed)
-    watch, ended, began = Watch(), "", time.process_time()
-    trainer = silent_trainer(
-        folder,
-        callbacks=[*callbacks, watch],
-        max_epochs=iterations,
-        enable_checkpointing=any(isinstance(c, BestByGold) for c in callbacks),
-    )
-    with ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(change.context())
-        try:
-            trainer.fit(module, data)
-        except Exception as error:  # it is a result: the table names it
-            ended = type(error).__name__
-    return {
-        **_figures(watch.stats, callbacks),
-        "finite": all(bool(p.isfinite().all()) for p in module.parameters()),
-        "ended": ended,
-        "cpu_seconds": round(time.process_time() - began, 1),
-    }
-
-
-def _figures(stats: list[Any], callbacks: Sequence[pl.Callback]) -> dict[str, Any]:
+def _figures(made: Fitted) -> dict[str, Any]:
     """Reduce the records of the iterations to what is kept."""
+    stats = made.stats
     answers = [s.val_sampled for s in stats if s.val_sampled is not None]
-    gold = [_gold(a) for a in answers]
-    peaks = [max(gold[: i + 1]) for i in range(len(gold))]
-    best = [c.best_model_score for c in callbacks if isinstance(c, BestByGold)]
+    gold = [_number(a.gold) for a in answers]
+    kept = [c.best_model_score for c in made.callbacks if isinstance(c, BestByGold)]
+    ends = [mean(gold[max(i - LAST, 0) : i]) for i in range(min(LAST, len(gold)), len(gold) + 1)]
     return {
-        "start": _plain(stats[0].val_reference.gold) if stats else None,
-        "gold": _plain(mean(gold[-LAST:])) if gold else None,
-        "kept": _plain(float(best[0])) if best and best[0] is not None else None,
-        "best": _plain(max(gold)) if gold else None,
-        "fall": _plain(max(p - g for p, g in zip(peaks, gold, strict=True))) if gold else None,
-        "kl": _plain(mean(a.kl_ref for a in answers[-LAST:])) if gold else None,
+        "start": _plain(stats[0].val_reference.gold if stats and stats[0].val_reference else None),
+        "gold": _plain(ends[-1] if gold else None),
+        "kept": _plain(float(kept[0]) if kept and kept[0] is not None else None),
+        "best": _plain(max(gold, default=None)),
+        "fall": _plain(_fall(gold)),
+        "drop": _plain(_fall(ends) if gold else None),
+        "kl": _plain(mean(_number(a.kl_ref) for a in answers[-LAST:]) if gold else None),
         "iterations": len(stats),
-        "rollbacks": sum(c.num_rollbacks for c in callbacks if isinstance(c, CheckpointRollback)),
+        "rollbacks": made.rollbacks,
         "skipped": int(sum(s.steps_skipped_nonfinite or 0 for s in stats)),
         "dropped": int(sum(s.dropped_responses or 0 for s in stats)),
     }
 
 
-def _gold(answers: Any) -> float:
-    return math.nan if answers.gold is None else float(answers.gold)
+def _fall(scores: Sequence[float]) -> float | None:
+    """Return the most that a score is below the best before it."""
+    falls = [max(scores[: i + 1]) - score for i, score in enumerate(scores)]
+    return max(falls, default=None)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _plain(value: float | None) -> float | None:

@@ -14,10 +14,10 @@ from ppo_lightning.rewards import Reward
 from ppo_lightning.types import Completions
 from tests.helpers.tiny_models import WORDS, build_llama
 
-PLEASANT = frozenset(
+_PLEASANT = (
     "good great happy like yes hello bird cat dog tree house movie film blue we world red you"
-    .split()
 )
+PLEASANT = frozenset(_PLEASANT.split())
 SHOUT = "!"
 MAX_NEW_TOKENS = 6
 

@@ -62,7 +62,7 @@ def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[
         This project's entry.
 
     Raises:
-        CheckpointError: Not one of ours, cut short, without critic, or of other frozen weights.
+        CheckpointError: Not one of ours, cut short, without critic, or of other models.
     """
     entry = checkpoint.get(KEY)
     if entry is None:
@@ -86,6 +86,7 @@ def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[
             "`policy.path` points to another model, or its weights have changed."
         )
     _add_frozen(checkpoint, module)
+    _refuse_other_models(checkpoint["state_dict"], module, entry)
     _require_all(checkpoint["state_dict"], module)
     return entry  # type: ignore[no-any-return]
 
@@ -116,11 +117,42 @@ def _add_frozen(checkpoint: dict[str, Any], module: nn.Module) -> None:
     checkpoint["state_dict"] = {**current, **checkpoint["state_dict"]}
 
 
+def _refuse_other_models(
+    weights: Mapping[str, Any], module: nn.Module, entry: Mapping[str, Any]
+) -> None:
+    """Tell a checkpoint of another policy or critic from one that lacks something.
+
+    A critic's weights that are simply unknown may be those of another kind of critic: then this
+    one's are missing.
+    """
+    own = module.state_dict()
+    for name, value in weights.items():
+        of_critic = _is_critics(name)
+        if name in own and own[name].shape != value.shape:
+            found = f"`{name}` is {list(value.shape)} there and {list(own[name].shape)} here"
+        elif name not in own and not of_critic:
+            found = f"it holds `{name}`, which this one has not"
+        else:
+            continue
+        what, setting = ("critic", "critic_model") if of_critic else ("policy", "policy")
+        path = entry.get("models", {}).get(setting, {}).get("path")
+        former = f" It was trained from `{path}`." if path else ""
+        raise CheckpointError(
+            f"The checkpoint is of another {what} than `{setting}` describes: {found}.{former} "
+            f"Give the former settings of `model.init_args.{setting}` to resume it, or leave "
+            "`ckpt_path` out to start a new run."
+        )
+
+
+def _is_critics(name: str) -> bool:
+    return "critic" in name or "value_head" in name
+
+
 def _require_all(weights: Mapping[str, Any], module: nn.Module) -> None:
     missing = [name for name in module.state_dict() if name not in weights]
     if not missing:
         return
-    critic = [name for name in missing if "critic" in name or "value_head" in name]
+    critic = [name for name in missing if _is_critics(name)]
     what = "the critic's weights" if critic else f"{len(missing)} weights"
     raise CheckpointError(
         f"The checkpoint lacks {what} (such as `{(critic or missing)[0]}`), so the run cannot be "

@@ -28,11 +28,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     if not path.is_file():
         raise CheckpointError("is a folder, not a file" if path.is_dir() else "does not exist")
     if not zipfile.is_zipfile(path):  # torch would talk of formats and flags
-        raise CheckpointError(f"cannot be read as a checkpoint: {_NO_ARCHIVE}")
+        raise CheckpointError(f"cannot be read ({_NO_ARCHIVE})")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch has no one error for what it cannot read
-        problem = f"cannot be read as a checkpoint ({_first_sentence(error)})"
+        problem = f"cannot be read ({_first_sentence(error)})"
         raise CheckpointError(problem) from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"is not a checkpoint: it holds a {type(content).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +36,10 @@ def check_checkpoint(path: Any) -> None:
         raise ConfigError(f"`ckpt_path`: there is no checkpoint `{path}`.")
     problem = why_not_lightnings(path)
     if problem is not None:
-        raise ConfigError(f"`ckpt_path`: `{path}` {problem}.")
+        raise ConfigError(
+            f"`ckpt_path`: `{path}` {problem}. Name a file that "
+            "`ppo-lightning fit` wrote, or `last`."
+        )
 
 
 def check_seed(seed: Any, files: Sequence[Path] = ()) -> None:
@@ -82,18 +86,19 @@ def check_section(value: Any, section: str, kind: Any = None, files: Sequence[Pa
 
 
 def with_place(message: str, config: Namespace, files: Sequence[Path] = ()) -> str:
-    """Put file, line and key before what a class said of an argument, if the config has just one.
+    """Put file, line and key before what was said of a setting, if the config has just one such.
 
     Args:
-        message: In this project's form: the argument in back-ticks first.
+        message: In this project's form: the setting in back-ticks first.
         config: Of the command.
         files: Config files, later ones overriding.
     """
-    named = re.match(r"`(\w+)`", message)
-    keys = [key for key in _keys(config) if named and key.endswith(f".{named[1]}")]
-    if len(keys) != 1:
+    named = re.match(r"`([\w.]+)`", message)
+    keys = [key for key in _keys(config) if named and f".{key}".endswith(f".{named[1]}")]
+    if named is None or len(keys) != 1:
         return message
-    return f"{_place(files, keys[0])}in `{keys[0].rpartition('.')[0]}`: {message}"
+    outer = keys[0].removesuffix(named[1]).rstrip(".")
+    return f"{_place(files, keys[0])}{f'in `{outer}`: ' if outer else ''}{message}"
 
 
 def _checked(value: Any, hint: Any, key: str) -> Any:
@@ -163,6 +168,8 @@ def _keys(value: Any, key: str = "") -> Iterator[str]:
     if isinstance(value, list):
         for number, part in enumerate(value):
             yield from _keys(part, f"{key}[{number}]")
+    if isinstance(value, Namespace) and is_dataclass(resolve(str(value.get("class_path")))):
+        value = value.get("init_args")  # as in `_built`
     if isinstance(value, Namespace | Mapping):
         for name, part in dict(vars(value) if isinstance(value, Namespace) else value).items():
             inner = f"{key}.{name}" if key else str(name)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ppo_lightning import configs
 from ppo_lightning.cli.classes import argument_names, full_key, nearest_class, resolve
 from ppo_lightning.cli.config_files import find_class, find_key
 from ppo_lightning.errors import nearest, unknown_key_message
@@ -24,6 +25,9 @@ _TYPES = {
     "NoneType": "null",
     "list": "a list",
     "dict": "keys with values",
+    "Mapping": "keys with values",
+    "collections.abc.Mapping": "keys with values",
+    "collections.abc.Sequence": "a list",
 }
 
 _MANY = 12
@@ -43,6 +47,9 @@ _REQUIRED = re.compile(r"the following arguments are required: (?P<names>.+)")
 _NO_CLASS = re.compile(r"module '(?P<module>[^']+)' has no attribute '(?P<name>[^']+)'")
 _NO_MODULE = re.compile(r"No module named '(?P<module>[^']+)'")
 _NO_PATH = re.compile(r"Expected a dot import path string: (?P<path>\S+)")
+_NO_MAPPING = re.compile(
+    r"'\w+' object has no attribute 'keys'|argument of type '\w+' is not iterable"
+)
 _WRONG_CLASS = re.compile(
     r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>.+)"
 )
@@ -133,7 +140,11 @@ def _read(lines: Sequence[str]) -> Problem:
     if head.startswith("Not of type Path:"):
         return Problem(head, expected=("a path",))
     if found := re.match(r"Not a valid subclass of (\w+)", head):
-        return Problem(head, expected=(f"a `class_path` of a {found[1]}",))
+        section = hasattr(configs, found[1]) or found[1] == "RewardTerm"
+        wish = _TYPES["dict"] if section else f"a `class_path` of a {found[1]}"
+        return Problem(head, expected=(wish,))
+    if _NO_MAPPING.match(head):
+        return Problem(head, expected=(_TYPES["dict"],))
     return Problem(head)
 
 

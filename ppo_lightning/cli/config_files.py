@@ -16,6 +16,8 @@ SCHEME = "ppo-lightning:"
 """``--config ppo-lightning:NAME`` is a config that comes with the package."""
 
 _PACKAGE = Path(__file__).parents[1]
+_EQUALS = "tag:yaml.org,2002:value"  # a lone `=`
+_TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 _OPTIONS = ("--config", "-c")
 
 
@@ -77,7 +79,8 @@ def read_entries(path: Path) -> Iterator[Entry]:
     """Yield the keys of a YAML file, nested ones too.
 
     Raises:
-        DataError: Not YAML, not a mapping, or a key stands twice; names file and line.
+        DataError: Not YAML, not a mapping, a tag, or a key that is no text or stands twice; names
+            file and line.
     """
     text = read_text(path)
     try:
@@ -173,17 +176,21 @@ def _broken(path: Path, text: str, error: yaml.MarkedYAMLError) -> DataError:
     assert mark is not None
     lines = text.splitlines()
     indent = lines[mark.line][: mark.column + 1] if mark.line < len(lines) else ""
-    remedy = (
-        "YAML is indented with spaces: replace the tab."
-        if "\t" in indent
-        else "Brackets and quotes must close, and indentation must match."
-    )
+    remedy = "Brackets and quotes must close, and indentation must match."
+    if "\t" in indent:
+        remedy = "YAML is indented with spaces: replace the tab."
+    elif "undefined alias" in str(error.problem):
+        remedy = "Define it above, as `&name value`, or put a text that begins with `*` in quotes."
     where = f" ({error.context})" if error.context else ""
     message = f"is not valid YAML: {error.problem}{where}. {remedy}"
     return DataError(message, path=path, line=mark.line + 1, column=mark.column + 1)
 
 
 def _entries(node: Any, keys: tuple[str, ...], path: Path) -> Iterator[Entry]:
+    if node.tag not in yaml.SafeLoader.yaml_constructors and node.tag != _EQUALS:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        message = f"has the tag `{tag}`, which a config cannot have. Write the plain value."
+        raise DataError(message, path=path, line=node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _entries(item, keys, path)
@@ -191,7 +198,11 @@ def _entries(node: Any, keys: tuple[str, ...], path: Path) -> Iterator[Entry]:
         return
     first: dict[str, int] = {}
     for name, child in node.value:
-        key, line = str(name.value), name.start_mark.line + 1
+        line = name.start_mark.line + 1
+        if not isinstance(name, yaml.ScalarNode) or (not keys and name.tag not in _TEXT_TAGS):
+            message = "a key of a config must be a text, not a number, a list or a mapping."
+            raise DataError(f"{message} Put it in quotes or take it out.", path=path, line=line)
+        key = str(name.value)
         if key in first:
             message = f"the key `{key}` stands twice, first in line {first[key]}. Keep one of them."
             raise DataError(message, path=path, line=line)

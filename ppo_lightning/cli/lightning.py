@@ -22,7 +22,7 @@ from ppo_lightning.cli.config_errors import explain, reason
 from ppo_lightning.cli.config_files import prepare_arguments
 from ppo_lightning.cli.save_config import KeepConfigs
 from ppo_lightning.cli.tables import scores_table
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, ModelError
 from ppo_lightning.modules import last_checkpoint
 
 ENV_PREFIX = "PPO_LIGHTNING"
@@ -144,8 +144,20 @@ class PPOLightningCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, TypeError, ArgumentError) as error:
-            config = self.config[str(self.subcommand)]
-            raise ConfigError(with_place(reason(str(error)), config, self.files)) from error
+            raise ConfigError(self._with_place(reason(str(error)))) from error
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except ValueError as error:  # this project's own are, too
+            told = self._with_place(str(error))
+            if type(error) not in (ConfigError, ModelError, ValueError) or told == str(error):
+                raise
+            raise ConfigError(told) from error
+
+    def _with_place(self, message: str) -> str:
+        return with_place(message, self.config[str(self.subcommand)], self.files)
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -209,13 +221,14 @@ def run(arguments: Sequence[str]) -> None:
     prepared, files = prepare_arguments(arguments)
     # Between Lightning and the newest PyTorch; nothing that a user could mend.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")
+    # A resumed run has a new folder; the best files of the earlier one stay where they are.
+    warnings.filterwarnings("ignore", "The dirpath has changed")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_of_use)
     PPOLightningCLI(prepared, files)
 
 
 _OF_NO_USE = (
     "💡",  # advertises other products
-    "The following callbacks returned in",  # our checkpointing takes the place of the default
     "Loading `train_dataloader` to estimate",
 )
 

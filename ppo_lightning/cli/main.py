@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ppo_lightning import __version__
+from ppo_lightning.cli.file_errors import file_problem
 from ppo_lightning.errors import (
     CheckpointError,
     ConfigError,
@@ -45,6 +46,8 @@ EXPECTED_ERRORS = (
     UpdateError,
 )
 """They say what the user can do; anything else is told with its traceback."""
+
+_LIGHTNING_SAYS = "Early stopping conditioned on metric"  # and then which metrics there are
 
 _USAGE = """\
 usage: ppo-lightning COMMAND [options]
@@ -94,9 +97,10 @@ def _main(argv: Sequence[str] | None) -> int:
     except SystemExit as leaving:
         return _exit_code(leaving)
     except Exception as error:
-        if debug or not is_expected(error):
+        told = str(error) if is_expected(error) else file_problem(error)
+        if debug or told is None:
             raise
-        print(f"ppo-lightning: {error}", file=sys.stderr)
+        print(f"ppo-lightning: {told}", file=sys.stderr)
         return 2
 
 
@@ -109,6 +113,8 @@ def is_expected(error: BaseException) -> bool:
     if isinstance(error, EXPECTED_ERRORS):
         return True
     if type(error).__name__ == "MisconfigurationException":  # of Lightning, which is not imported
+        return True
+    if isinstance(error, RuntimeError) and str(error).startswith(_LIGHTNING_SAYS):
         return True
     return type(error) in (ValueError, TypeError) and _raised_here(error)
 

@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; see ``parser`` for its options."""
     given = parser().parse_args(arguments)
     source = _source(given)
+    _device(given)  # before models are loaded
     speakers, manner = _speakers(given)
     texts = {speaker.name: list(_answers(speaker, source, manner, given)) for speaker in speakers}
     for row in zip(*texts.values(), strict=True):
@@ -119,6 +120,11 @@ def _is_checkpoint(model: str) -> bool:
 
 def _as_wished(manner: _Manner, given: argparse.Namespace) -> _Manner:
     """Change what the options say otherwise."""
+    if given.temperature is not None and not given.temperature > 0:
+        raise ConfigError(
+            f"`--temperature` must be above 0, got {given.temperature:g}: `--greedy` takes the "
+            "likeliest tokens."
+        )
     sampling = manner.sampling
     wishes = {"max_new_tokens": given.max_new_tokens, "temperature": given.temperature}
     wishes = {name: value for name, value in wishes.items() if value is not None}
@@ -168,8 +174,9 @@ def _answers(
     tokenizer, sampling = speaker.tokenizer, manner.sampling
     batch = _batch(speaker, source, manner, given)
     with speaker.model as model:
-        stops = StopRules.build(tokenizer, model, sampling)
-        rollout = NativeEngine().generate(
+        stops, engine = StopRules.build(tokenizer, model, sampling), NativeEngine()
+        engine.check(model)
+        rollout = engine.generate(
             model,
             batch.to(_device(given)),
             sampling=sampling,
@@ -190,13 +197,18 @@ def _batch(
     from ppo_lightning.functional import combine_keys
     from ppo_lightning.models import position_limit
 
-    limit = position_limit(speaker.policy)
+    limit, room = position_limit(speaker.policy), manner.sampling.max_new_tokens
+    if limit is not None and room >= limit:
+        raise ConfigError(
+            f"`--max-new-tokens` must be below {limit}, the positions of `{speaker.policy.path}`, "
+            f"to leave room for a prompt; got {room}."
+        )
     prompts = PromptSet.build(
         source,
         speaker.tokenizer,
         chat=manner.chat,
         system_prompt=manner.system_prompt,
-        max_prompt_tokens=None if limit is None else limit - manner.sampling.max_new_tokens,
+        max_prompt_tokens=None if limit is None else limit - room,
     )
     numbers = torch.arange(len(prompts))
     return make_prompt_batch(
@@ -212,7 +224,17 @@ def _batch(
 def _device(given: argparse.Namespace) -> str:
     import torch
 
-    return given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not given.device:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=given.device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each
+        problem = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"`--device {given.device}` cannot be used ({problem}). Give `cpu`, or `cuda` where "
+            "there is a GPU."
+        ) from error
+    return str(given.device)
 
 
 def _print(prompt: str, answers: dict[str, str], *, as_json: bool) -> None:

@@ -16,7 +16,8 @@ class GuardConfig:
         max_skipped_steps: After this many steps in a row that were skipped, because the loss or a
             gradient was not finite, the run is rolled back (`CheckpointRollback`) or else stops.
         self_check: At the first minibatch of each iteration the ratio must be 1 to the precision
-            of the run: ``warn``, ``error`` or ``off``.
+            of the run, and the sampler's log-probabilities must be the trainer's: ``warn``,
+            ``error`` or ``off``.
         advice: Start-up review of the settings: ``off``, ``warn`` or ``error``.
     """
 

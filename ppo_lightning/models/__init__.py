@@ -9,7 +9,7 @@ from ppo_lightning.models.adapters import (
     merged_copy,
 )
 from ppo_lightning.models.checks import check_vocabulary, embedding_rows, max_positions
-from ppo_lightning.models.decoding import decode_step
+from ppo_lightning.models.decoding import check_decoding, decode_step
 from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.loading import (
     check_tokenizers,
@@ -42,6 +42,7 @@ __all__ = [
     "attach_lora",
     "base_causal_lm",
     "build_actor_critic",
+    "check_decoding",
     "check_tokenizers",
     "check_vocabulary",
     "decode_step",

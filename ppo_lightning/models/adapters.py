@@ -65,22 +65,30 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 def _refuse_unknown(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
     """PEFT takes a list if a single name in it fits; the misspelt ones would not be trained."""
-    if targets == "all-linear":
-        return
-    names = [name for name, _ in model.named_modules()]
-    whole = isinstance(targets, str)  # one pattern, for names in full
-    for target in [targets] if isinstance(targets, str) else targets:
-        if any(_is_target(name, model, target if whole else [target]) for name in names):
-            continue
-        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)]
-        known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-        near = nearest(target, known)
-        hint = f"did you mean `{near}`? " if near else ""
-        pattern = f" As a text it is a pattern for names in full, such as `{linear[0]}`."
-        raise ModelError(
-            f"`lora.target_modules`: no layer is called `{target}`; {hint}Give a list of some of: "
-            f"{', '.join(known)}.{pattern if whole else ''}"
-        )
+    layers = dict(model.named_modules())
+    asked = [targets] if isinstance(targets, str) else [[name] for name in targets]
+    for part in asked:
+        if not any(_is_target(name, layer, part) for name, layer in layers.items()):
+            linear = [name for name, layer in layers.items() if _is_linear(layer)]
+            raise ModelError(_unknown_target(part, linear))
+
+
+def _unknown_target(target: str | Sequence[str], linear: Sequence[str]) -> str:
+    """Say which names there are.
+
+    Args:
+        target: A pattern, or a list of one name.
+        linear: Names of all linear layers, in full.
+    """
+    known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    name = target if isinstance(target, str) else target[0]
+    near = nearest(name, known)
+    hint = f"did you mean `{near}`? " if near else ""
+    pattern = " A text is a pattern for names in full, such as `{}`; for last names give a list."
+    return (
+        f"`lora.target_modules`: no layer is called `{name}`; {hint}There are: {', '.join(known)}."
+        f"{pattern.format(linear[0]) if isinstance(target, str) else ''}"
+    )
 
 
 def _refuse_tied(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
@@ -134,10 +142,14 @@ def _blocks(model: PreTrainedModel) -> list[str]:
 def _is_target(name: str, module: nn.Module, targets: str | Sequence[str]) -> bool:
     """Whether PEFT would take a layer for one of ``target_modules``."""
     if targets == "all-linear":
-        return isinstance(module, nn.Linear | Conv1D)
+        return _is_linear(module)
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
     return name in targets or name.endswith(tuple(f".{target}" for target in targets))
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 @contextmanager

@@ -129,6 +129,12 @@ def check_decoder(config: Any, path: str, *, classifier: bool) -> None:
         raise ModelError(f"`{path}` is a classifier ({names}), which emits no tokens. {wanted}")
 
 
+def can_be_tried(model: nn.Module) -> bool:
+    """Whether a loaded model can be asked something before it is brought to its device."""
+    of: Any = model
+    return of.device.type == "cpu" and of.config._attn_implementation in _RUNS_ANYWHERE
+
+
 @torch.no_grad()
 def check_behaviour(model: PreTrainedModel, path: str) -> None:
     """Try on a few tokens that the model reads one way and does not read padding.
@@ -143,7 +149,7 @@ def check_behaviour(model: PreTrainedModel, path: str) -> None:
     Raises:
         ModelError: A later token or padding changes what the model says.
     """
-    if model.device.type != "cpu" or model.config._attn_implementation not in _RUNS_ANYWHERE:
+    if not can_be_tried(model):
         return
     a, b, c = (id_ % embedding_rows(model) for id_ in (1, 2, 3))
     ids = torch.tensor([[a, b, c], [a, b, a], [c, a, b]])

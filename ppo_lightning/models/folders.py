@@ -53,9 +53,7 @@ def require_readable_config(folder: str) -> None:
     except DataError as error:
         raise ModelError(str(error)) from error
     if not isinstance(config, dict):
-        raise ModelError(
-            f"`{path}` must hold an object `{{...}}`, as `save_pretrained` writes it."
-        )
+        raise ModelError(f"`{path}` must hold an object `{{...}}`, as `save_pretrained` writes it.")
 
 
 def unreadable(path: str, kind: str, error: BaseException) -> ModelError:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ppo_lightning.errors import ModelError
-from ppo_lightning.io import StrPath
+from ppo_lightning.io import StrPath, naming
 from ppo_lightning.models.adapters import is_adapted, merged_copy
+from ppo_lightning.models.bars import without_bars
 from ppo_lightning.models.settings import original_config, settings_of
 
 if TYPE_CHECKING:
@@ -48,15 +52,30 @@ def save_model(
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        with original_config(plain):
+        with _file_errors(target), original_config(plain), without_bars():
             plain.save_pretrained(work, state_dict=state_dict)
-        _write_generation(plain, work)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(work)
+        with _file_errors(target):
+            _write_generation(plain, work)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(work)
         work.chmod(0o755)
         work.replace(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _file_errors(folder: Path) -> Iterator[None]:
+    """Tell errors of the file system as such, with the folder: safetensors has its own for them."""
+    try:
+        with naming(folder):
+            yield
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None or isinstance(error, OSError):
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), os.fspath(folder)) from error
 
 
 def _write_generation(model: nn.Module, folder: Path) -> None:

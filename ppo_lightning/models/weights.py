@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from ppo_lightning.configs import DType, PolicyConfig
 from ppo_lightning.errors import ModelError
+from ppo_lightning.models.bars import without_bars
 from ppo_lightning.models.folders import unreadable
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def read_weights(
     # refuses the other families.
     if source.attn_implementation not in (None, "sdpa"):
         options["attn_implementation"] = source.attn_implementation
-    with reading(source.path):
+    quiet = without_bars() if Path(folder).is_dir() else nullcontext()
+    with reading(source.path), quiet:
         model, report = auto.from_pretrained(folder, **options)
     if missing := sorted(report["missing_keys"]):
         raise ModelError(

@@ -68,6 +68,54 @@ class SelfCheck:
         warnings.warn(message, stacklevel=2)
 
 
+MISMATCH_TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.05}
+"""Mean |log-probability by the sampler − by the trainer| that rounding explains, nats per token.
+
+0.005 in float32 and finer: the sampler keeps its log-probabilities in float32.
+"""
+
+
+class SamplerCheck:
+    """The engine that samples and the forward pass that trains must be of one distribution.
+
+    Where they are not, ratios and advantages are of responses that this policy does not write so.
+    ``SelfCheck`` cannot see it: it compares two passes of the trainer.
+
+    Args:
+        mode: ``warn`` (once), ``error`` or ``off``.
+    """
+
+    def __init__(self, mode: Literal["warn", "error", "off"]) -> None:
+        self.mode = mode
+
+    def __call__(self, mismatch: float | None, dtype: torch.dtype) -> None:
+        """Compare an iteration's mean mismatch with what rounding explains.
+
+        Args:
+            mismatch: Nats per token; None where there was nothing to compare.
+            dtype: Coarsest dtype of the forward pass.
+
+        Raises:
+            UpdateError: It is larger, and ``mode`` is ``error``.
+        """
+        tolerance = MISMATCH_TOLERANCE.get(dtype, 0.005)
+        if self.mode == "off" or mismatch is None or not mismatch > tolerance:
+            return
+        message = (
+            f"The sampler's log-probabilities differ from the trainer's by {mismatch:.2g} nats a "
+            f"token in the mean (`rollout/sampler_mismatch`); rounding in {dtype} explains "
+            f"{tolerance:.2g}. Responses are sampled from another distribution than the one that "
+            "is trained. Usual causes: a decoding cache or left padding that the model's family "
+            "reads in its own way (try `engine: {class_path: "
+            "ppo_lightning.rollout.GenerateEngine}`), an engine of your own with old weights or "
+            "another temperature."
+        )
+        if self.mode == "error":
+            raise UpdateError(message)
+        self.mode = "off"
+        warnings.warn(message, stacklevel=2)
+
+
 class SkipCounter:
     """Counts steps in a row that were skipped because a number was not finite.
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.functional import lr_factor
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
+_UNUSABLE = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _COARSE = (torch.bfloat16, torch.float16)
 
 
@@ -53,7 +54,11 @@ def build_optimizer(
         {"params": list(actor), "lr": actor_lr, "name": "actor"},
         {"params": list(critic), "lr": critic_lr, "name": "critic"},
     ]
-    optimizer: Optimizer = cls(groups, **options)
+    _check_options(cls, config.options)
+    try:
+        optimizer: Optimizer = cls(groups, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"`optimizer`: {cls.__name__} refuses its settings: {error}") from error
     if issubclass(cls, _FUSED):
         _fill_adam_state(optimizer)
     return optimizer
@@ -87,6 +92,26 @@ def _settings_for(cls: type[Optimizer], config: OptimizerConfig) -> dict[str, An
     return settings
 
 
+def _check_options(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
+    """Refuse an option by name: a rate, or one that the class does not take."""
+    if "lr" in options:
+        raise ConfigError(
+            "`optimizer.options.lr` would be the rate of nothing: set `actor.lr` and `critic.lr`."
+        )
+    accepted = inspect.signature(cls).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        return
+    known = [name for name in accepted if name not in ("params", "lr")]
+    for name in options:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"; did you mean `{near}`?" if near else "."
+            raise ConfigError(
+                f"`optimizer.options.{name}`: {cls.__name__} has no such setting{hint} "
+                f"It has {', '.join(known)}."
+            )
+
+
 def _alike(default: object, value: object) -> bool:
     """Whether a class means the same kind of thing: Adafactor's ``eps``, say, is a pair."""
     if default is inspect.Parameter.empty:
@@ -104,6 +129,14 @@ def _optimizer_class(name: str) -> Any:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ConfigError(f"`optimizer.name`: {name!r} is not a torch optimiser.")
+    if found is Optimizer or inspect.isabstract(found):
+        raise ConfigError(f"`optimizer.name`: {name!r} is a base class; name an optimiser.")
+    if issubclass(found, _UNUSABLE):
+        raise ConfigError(
+            f"`optimizer.name`: {name!r} cannot be used with PPOModule: LBFGS evaluates the loss "
+            "several times a step, and SparseAdam takes sparse gradients only. `AdamW` is the "
+            "default."
+        )
     return found
 
 

@@ -43,6 +43,7 @@ from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
 from ppo_lightning.modules.metrics_file import MetricsFile
+from ppo_lightning.modules.monitors import check_monitors
 from ppo_lightning.modules.optim import (
     build_optimizer,
     build_scheduler,
@@ -105,6 +106,7 @@ class PPOModule(UpdateSteps):
         ptx: PTXConfig | None = None,
         engine: RolloutEngine | None = None,
     ) -> None:
+        pipeline = RewardPipeline(rewards, reward_processing)  # first: it checks the names
         components = tuple(term.name for term in rewards)
         super().__init__(validation, ppo=ppo, kl=kl, guards=guards, components=components)
         self.policy = policy
@@ -116,7 +118,7 @@ class PPOModule(UpdateSteps):
         self.optimizer_config = optimizer
         self.ptx = ptx
         self.engine = engine or NativeEngine()
-        self.reward_pipeline = RewardPipeline(rewards, reward_processing)
+        self.reward_pipeline = pipeline
         self.gold = gold
         self.networks: ActorCritic | None = None
         self._reference: ReferencePolicy | None = None
@@ -237,6 +239,8 @@ class PPOModule(UpdateSteps):
     def configure_callbacks(self) -> list[pl.Callback]:
         own: list[pl.Callback] = run_callbacks(self.trainer)
         check_trainer(self.trainer)
+        if self.trainer.state.fn == "fit":
+            check_monitors(self)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, MetricsFile) for callback in callbacks):
             own.append(MetricsFile())
@@ -255,6 +259,7 @@ class PPOModule(UpdateSteps):
                 self.tokenizer,
                 {name: m for name, m in named.items() if m is not None} | {"reference": model},
             )
+        self.engine.check(networks.actor)
         # Train mode is for activation checkpointing alone: no dropout is left to be switched on.
         self.networks, self._reference = networks.train(), reference
 

@@ -35,6 +35,12 @@ def check_trainer(trainer: pl.Trainer) -> None:
         _check_checkpointing(callback)
 
 
+
+def _counts_batches(value: float | None) -> bool:
+    """Whether a limit is less than the whole: 1.0 is all batches, but 1 is one batch."""
+    return value is not None and (isinstance(value, int) or value != 1.0)
+
+
 _UNCUT = "an iteration must not be cut; "
 
 _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -55,7 +61,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     (
         "val_check_interval",
-        lambda t: t.val_check_interval not in (1.0, None),
+        lambda t: _counts_batches(t.val_check_interval),
         f"{_UNCUT}set `trainer.check_val_every_n_epoch`, in iterations.",
     ),
     (
@@ -65,7 +71,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     (
         "limit_train_batches",
-        lambda t: t.limit_train_batches not in (1.0, None),
+        lambda t: _counts_batches(t.limit_train_batches),
         f"{_UNCUT}set `data.init_args.buffer` and `model.init_args.ppo.num_update_epochs`.",
     ),
     (
@@ -142,7 +148,14 @@ def run_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
         Callbacks to add.
     """
     use_checkpoint_files(trainer)
-    return [StopOnSigterm(), *default_checkpointing(trainer)]
+    checkpointing = default_checkpointing(trainer)
+    given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    replaced = [c for c in given if isinstance(c, StopOnSigterm)]  # of an earlier `fit`
+    if checkpointing:
+        replaced += trainer.checkpoint_callbacks
+    # Lightning would take them out as well, but tell users of callbacks that they never gave.
+    trainer.callbacks = [c for c in given if c not in replaced]  # type: ignore[attr-defined]
+    return [StopOnSigterm(), *checkpointing]
 
 
 def default_checkpointing(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -13,7 +13,7 @@ from ppo_lightning.distributed import any_rank
 from ppo_lightning.functional import adapted_penalty_coef
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.controls import Controls, Request, ppo_dials
-from ppo_lightning.modules.guards import SkipCounter, warn_of_idle_update
+from ppo_lightning.modules.guards import SamplerCheck, SkipCounter, warn_of_idle_update
 from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.optim import advance, refresh
 from ppo_lightning.modules.passes import Part
@@ -53,6 +53,7 @@ class UpdateSteps(HeldOutSteps):
         self.controls = Controls(ppo_dials(ppo, kl))
         self.ledger = IterationLedger(components)
         self.skips = SkipCounter(guards.max_skipped_steps)
+        self.sampler_check = SamplerCheck(guards.self_check)
         self.verdicts: list[Verdict] = []
         self.stop_requested = False
         self.actor_delay = 0  # planned steps that the actor has sat out
@@ -158,6 +159,7 @@ class UpdateSteps(HeldOutSteps):
         )
         if self.ppo.objective == "penalty":
             self._adapt_penalty(batch)
+        self.sampler_check(stats.sampler_mismatch, self._compute_dtype())
         if not stats.steps_taken and not self.stop_requested:
             warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)

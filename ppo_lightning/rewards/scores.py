@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppo_lightning.errors import RewardError
+from ppo_lightning.errors import ConfigError, RewardError
 from ppo_lightning.rewards.base import Reward
 from ppo_lightning.rewards.texts import quoted
 from ppo_lightning.types import Completions
@@ -62,12 +62,16 @@ def scores_of(
 
 @contextmanager
 def blamed_on(name: str) -> Iterator[None]:
-    """Write the component's name into a `RewardError` that does not know it."""
+    """Write the component's name into an error that does not know it."""
     try:
         yield
     except RewardError as error:
         error.component = error.component or name
         raise
+    except ConfigError as error:
+        raise RewardError(str(error), component=name) from error
+    except SystemExit as error:
+        raise RewardError(f"raised SystemExit: {error}", component=name) from error
 
 
 def _ask(component: Reward, completions: Completions) -> Any:
@@ -75,7 +79,7 @@ def _ask(component: Reward, completions: Completions) -> Any:
         return component(completions)
     except RewardError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` in a script would end the run unheard
         asked = f"{type(component).__name__} raised {type(error).__name__}: {error}"
         raise RewardError(asked) from error
 

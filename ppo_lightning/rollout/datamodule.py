@@ -21,10 +21,10 @@ from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
 from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.types import Experience, PromptBatch
 
-# `Path` stands here for jsonargparse: an argument that may be a class is otherwise taken for the name
-# of a config file, whose content would stand in the place of the path. One that may be a path is
-# left as it is; `str` comes first, so a path stays the text that was given.
-Prompts = PromptSource | str | Path | list[str | dict[str, Any]]
+# `Path` stands here for jsonargparse: in the place of an argument that may be a class it puts the
+# content of the file that is named there, unless the argument may also be a path. It comes last:
+# what a path is made of stays a text, and to write a config, a path would make a text of a list.
+Prompts = PromptSource | str | list[str | dict[str, Any]] | Path
 """A source, a path to a ``.jsonl`` or ``.txt`` file, or the prompts themselves: strings, or objects
 like the lines of a ``.jsonl`` file."""
 
@@ -104,7 +104,7 @@ class RolloutDataModule(ValidationSwitch):
             self.val_set = self._prompt_set(self.val_prompts)
         elif stage != "fit":
             raise ConfigError(
-                f"`{stage}` answers held-out prompts: set `data.init_args.val_prompts`."
+                f"`{getattr(stage, 'value', stage)}` answers held-out prompts: set `data.init_args.val_prompts`."
             )
         else:
             self.switch_validation_off()  # an empty loader would be warned about

@@ -187,7 +187,8 @@ def test_predictions_without_held_out_prompts_name_the_setting(
 ):
     config = changed(config, "data.init_args.val_prompts", ...)
     assert run(monkeypatch, tmp_path, "predict", config) == 2
-    assert "data.init_args.val_prompts" in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert "`predict` answers held-out prompts: set `data.init_args.val_prompts`" in text
 
 
 def test_callbacks_of_the_config_take_the_place_of_defaults(monkeypatch, tmp_path, config):
@@ -386,7 +387,116 @@ def test_files_that_are_no_checkpoint(monkeypatch, tmp_path, capsys, content):
     assert run_cli(monkeypatch, "export", path, tmp_path / "out") == 2
     message = {
         "missing": "does not exist",
-        "text": "cannot be read as a checkpoint",
+        "text": "x.ckpt` cannot be read (it is no file that `torch.save` has written, or is cut",
         "foreign": "was not written by PPOModule",
     }[content]
     assert message in capsys.readouterr().err
+
+
+def test_another_architecture_is_no_starting_model(
+    monkeypatch, tmp_path, checkpoint, tiny_gpt2_dir, capsys
+):
+    arguments = ["sample", checkpoint, "--prompt", "no", "--policy-path", tiny_gpt2_dir]
+    assert run_cli(monkeypatch, *arguments) == 2
+    text = capsys.readouterr().err.strip()
+    assert len(text.splitlines()) == 1
+    assert f"`{checkpoint}` does not fit `{tiny_gpt2_dir}`: `" in text
+    assert "`--policy-path`" in text
+
+
+def test_a_file_is_no_folder_to_export_to(monkeypatch, tmp_path, checkpoint, capsys):
+    target = tmp_path / "c.yaml"
+    for path, said in ((target, "is a file."), (target / "x", "File exists")):
+        assert run_cli(monkeypatch, "export", checkpoint, path) == 2
+        assert f"`{target}`" in (text := capsys.readouterr().err)
+        assert said in text
+
+
+# ---------------------------------------------------------------------- what cannot be run
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (f"{ARGS}.policy.lora", {"layers": 9}, f"in `{ARGS}.policy`: `lora.layers` must be at mos"),
+        (f"{ARGS}.optimizer", {"name": "LBFGS"}, f"in `{ARGS}`: `optimizer.name`: 'LBFGS' cannot"),
+        ("trainer.limit_train_batches", 1, "`trainer.limit_train_batches` cannot be used with"),
+    ],
+)
+def test_what_is_found_late_has_its_place_in_the_file(
+    monkeypatch, tmp_path, config, capsys, key, value, said
+):
+    assert run(monkeypatch, tmp_path, "fit", changed(config, key, value)) == 2
+    text = capsys.readouterr().err
+    assert f"ppo-lightning: {tmp_path}/c.yaml:" in text
+    assert f": {said}" in text
+
+
+def monitoring(config, monitor, kind="EarlyStopping"):
+    callback = {
+        "class_path": f"lightning.pytorch.callbacks.{kind}",
+        "init_args": {"monitor": monitor},
+    }
+    return changed(config, "trainer.callbacks", [callback])
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
+@pytest.mark.parametrize(
+    ("monitor", "said"),
+    [
+        ("val/score", "did you mean `val/greedy/score`?"),
+        ("val/greedy/gold", "There are val/greedy/score, "),
+        ("rollout/reward/lenght/raw", "did you mean `rollout/reward/length/raw`?"),
+    ],
+)
+def test_a_metric_that_is_not_logged_is_refused_before_models_load(
+    monkeypatch, tmp_path, config, capsys, kind, monitor, said
+):
+    config = changed(config, f"{ARGS}.policy.lora", {"layers": 9})  # found when it is loaded
+    assert run(monkeypatch, tmp_path, "fit", monitoring(config, monitor, kind)) == 2
+    text = capsys.readouterr().err
+    assert f"{kind} watches `monitor: {monitor}`, which this run does not log" in text
+    assert said in text
+
+
+def test_without_held_out_prompts_none_of_their_metrics_can_be_watched(
+    monkeypatch, tmp_path, config, capsys
+):
+    assert run(monkeypatch, tmp_path, "fit", monitoring(config, "val/greedy/score")) == 0
+    capsys.readouterr()
+    config = changed(config, "data.init_args.val_prompts", ...)
+    assert run(monkeypatch, tmp_path, "fit", monitoring(config, "val/greedy/score")) == 2
+    assert "set `data.init_args.val_prompts`" in capsys.readouterr().err
+
+
+def test_barebones_runs_without_our_defaults_in_its_way(monkeypatch, tmp_path, config):
+    with pytest.warns(UserWarning, match="barebones"):
+        assert run(monkeypatch, tmp_path, "fit", config, "--trainer.barebones=true") == 0
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_checkpoints_of_others_end_before_models_load(
+    monkeypatch, tmp_path, config, capsys, command
+):
+    torch.save({"a": 1}, tmp_path / "x.ckpt")
+    arguments = ["--ckpt_path", tmp_path / "x.ckpt"]
+    assert run(monkeypatch, tmp_path, command, config, *arguments) == 2
+    text = capsys.readouterr().err
+    assert f"`ckpt_path`: `{tmp_path}/x.ckpt` is not a checkpoint of Lightning" in text
+    assert "Loading weights" not in text
+
+
+def test_a_reward_that_leaves_the_process_is_named(monkeypatch, tmp_path, config, capsys):
+    script = tmp_path / "leaving.py"
+    script.write_text("import sys\ndef score(responses):\n    sys.exit(3)\n", encoding="utf-8")
+    component = {
+        "class_path": "ppo_lightning.rewards.FunctionReward",
+        "init_args": {"function": f"{script}:score"},
+    }
+    for text in (script.read_text(encoding="utf-8"), "import sys\nsys.exit(3)\n"):
+        script.write_text(text, encoding="utf-8")
+        wrong = changed(config, f"{ARGS}.rewards.0.component", component)
+        assert run(monkeypatch, tmp_path, "fit", wrong) == 2
+        said = capsys.readouterr().err
+        assert "reward `length`: " in said
+        assert "SystemExit: 3" in said

@@ -188,23 +188,64 @@ class EmptyAnswers(NativeEngine):
         )
 
 
+class ScoresFirst(Reward):
+    """Scores the first response as told, and the others by their place."""
+
+    def __init__(self, first):
+        self.first, self.texts = first, []
+
+    def __call__(self, completions):
+        self.texts.append(completions.responses[0])
+        return [self.first, *(0.1 * place for place in range(1, len(completions)))]
+
+
+def without_tokens(model_dir, folder, first_score):
+    """A run whose first response has no tokens, and that score: parameters, records, texts."""
+    reward = ScoresFirst(first_score)
+    module = ppo_module(
+        model_dir, engine=EmptyAnswers(), rewards=[RewardTerm(name="w", component=reward)]
+    )
+    recorder = fit(folder, module, data_module(), enable_checkpointing=False)
+    return parameters(module), recorder, reward.texts
+
+
 def test_t18_a_response_without_tokens_takes_part_in_nothing(tiny_model_dir, tmp_path):
-    texts = []
+    weights, recorder, texts = without_tokens(tiny_model_dir, tmp_path / "a", 9.0)
+    assert texts == [""] * 3
+    stats, collected = recorder.stats[0], recorder.collected[0]
+    assert (stats.dropped_responses, stats.steps_taken) == (1, 4)
+    others = collected.rollout.response_mask[1:]
+    assert stats.score_mean == pytest.approx(0.4)  # of 0.1, 0.2 … 0.7
+    assert stats.score_max == pytest.approx(0.7)
+    assert stats.response_length_mean == pytest.approx(others.sum().item() / 7)
+    entropy = collected.networks.entropy[1:][others].double().mean().item()
+    assert stats.entropy == pytest.approx(entropy)
+    buffer = collected.experience
+    returns, values = (x[1:][others].double() for x in (buffer.returns, buffer.old_values))
+    explained = 1 - (returns - values).var(correction=0) / returns.var(correction=0)
+    assert stats.explained_variance == pytest.approx(explained.item(), abs=1e-6)
+    whitened = buffer.advantages[1:][others].double()
+    assert (whitened.mean().item(), whitened.std(correction=0).item()) == pytest.approx(
+        (0, 1), abs=1e-4
+    )
+    # Nor does its score reach anything.
+    elsewhere, other, _ = without_tokens(tiny_model_dir, tmp_path / "b", -2.0)
+    assert all(weights[name].equal(value) for name, value in elsewhere.items())
+    assert [s.score_mean for s in other.stats] == [s.score_mean for s in recorder.stats]
 
-    class Watcher(Reward):
-        def __call__(self, completions):
-            texts.append(completions.responses[0])
-            return [1.0] * len(completions)
 
+def test_t44_in_bfloat16_the_first_ratio_is_exactly_one_where_the_batch_is_the_same(
+    tiny_model_dir, tmp_path
+):
     module = ppo_module(
         tiny_model_dir,
-        engine=EmptyAnswers(),
-        rewards=[RewardTerm(name="w", component=Watcher())],
+        policy={"dtype": "bfloat16", "lora": LoraConfig(rank=2)},
+        critic_model={"kind": "shared"},
     )
-    stats = fit(tmp_path, module, data_module(), enable_checkpointing=False).stats
-    assert texts == [""] * 3
-    assert all(p.isfinite().all() for p in module.parameters())
-    assert stats[0].steps_taken == 4
+    data = data_module(buffer={"num_minibatches": 1})
+    stats = fit(tmp_path, module, data, enable_checkpointing=False).stats
+    assert [s.first_ratio_error for s in stats] == [0, 0, 0]
+    assert stats[-1].kl_ref != 0  # it moves all the same
 
 
 class NaNAt(Reward):

@@ -14,9 +14,8 @@ PAGES = [START, *(f"docs/how-to/{path.name}" for path in sorted((ROOT / "docs/ho
 
 pytestmark = [
     pytest.mark.slow,
-    # The pages are for real models, and what Lightning says of a resumed run's folder is meant.
+    # The pages are for real models; some go on in a folder that they wrote to.
     pytest.mark.filterwarnings("ignore:Review of the settings"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 

@@ -66,7 +66,6 @@ def test_a_tiny_run_of_it_ends_with_the_table(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     small = {
         "trainer.max_epochs": 1,
-        "trainer.check_val_every_n_epoch": 1,
         "trainer.default_root_dir": tmp_path,
         "model.init_args.sampling.max_new_tokens": 3,
         "model.init_args.ppo.num_update_epochs": 1,

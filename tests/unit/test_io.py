@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -67,6 +68,22 @@ def test_line_that_is_no_object_is_named_with_what_it_is(path, line, kind):
     path.write_text(f'{{"a": 1}}\n{line}\n')
     with pytest.raises(DataError, match=rf"records\.jsonl:2: holds a JSON {kind}.*one object"):
         records(path)
+
+
+UNREADABLE = {
+    "nested": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "brackets are nested too deeply"),
+    "long": ('{"a": ' + "7" * 5000 + "}", r"a whole number in it has more than \d+ digits"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), UNREADABLE.values(), ids=UNREADABLE)
+def test_json_that_python_cannot_hold_is_named_by_its_line(path, line, said):
+    path.write_text(f'{{"a": 1}}\n{line}\n{{"a": 2}}\n')
+    with pytest.raises(DataError, match=rf"records\.jsonl:2: is not usable JSON: .*{said}.*Mend"):
+        records(path)
+    bad = []
+    assert list(io.read_jsonl(path, on_bad=bad.append)) == [(1, {"a": 1}), (3, {"a": 2})]
+    assert [error.line for error in bad] == [2]
 
 
 def test_bad_lines_can_be_skipped_and_counted(path):
@@ -287,3 +304,43 @@ def test_earlier_files_get_the_next_free_number(tmp_path):
         assert not path.exists()
     kept = [(tmp_path / f"config.{n}.yaml").read_text(encoding="utf-8") for n in (1, 2)]
     assert kept == ["1", "2"]
+
+
+# Errors of the file system
+
+
+class FullDisk:
+    """A file on a disk without room: the system's error for a write does not name the file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_a_full_disk_names_the_file_of_records(path):
+    with io.JsonlWriter(path) as writer:
+        writer._file = FullDisk(writer._file)
+        with pytest.raises(OSError, match="No space left") as caught:
+            writer.write({"a": 1})
+        assert caught.value.filename == str(path)
+
+
+def test_a_full_disk_names_the_file_that_was_to_appear(path):
+    with pytest.raises(OSError, match="No space left") as caught, io.open_atomic(path) as file:
+        FullDisk(file).write(b"1")
+    assert caught.value.filename == str(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_names_that_are_there_and_errors_of_other_kinds_stay(path):
+    with pytest.raises(FileNotFoundError) as caught, io.naming(path):
+        open(path.with_name("other"), "rb").close()
+    assert caught.value.filename == str(path.with_name("other"))
+    with pytest.raises(OSError, match=r"^by hand$") as caught, io.naming(path):
+        raise OSError("by hand")
+    assert caught.value.filename is None

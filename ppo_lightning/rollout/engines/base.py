@@ -78,6 +78,17 @@ class StopRules:
 class RolloutEngine(ABC):
     """Samples responses from the current weights."""
 
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that the engine would not sample from rightly; most take any.
+
+        Args:
+            model: Causal language model of transformers, also with an adapter, just loaded.
+
+        Raises:
+            ModelError: Names the family and the way out.
+        """
+        return
+
     @abstractmethod
     def generate(
         self,

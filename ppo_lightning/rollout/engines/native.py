@@ -13,14 +13,20 @@ from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
 from ppo_lightning.functional import hash_uniform, position_ids
-from ppo_lightning.models import decode_step
-from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules
+from ppo_lightning.models import check_decoding, decode_step
+from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules, inference_mode_of
 from ppo_lightning.rollout.engines.draw import draw_tokens
 from ppo_lightning.types import PromptBatch
 
 
 class NativeEngine(BatchedEngine):
     """Decode with the model's own key-value cache, all rows in step."""
+
+    @override
+    def check(self, model: nn.Module) -> None:
+        """Try whether decoding with the cache says what a pass over everything says."""
+        with inference_mode_of(model):
+            check_decoding(model)
 
     @override
     def decode_batch(

@@ -199,6 +199,13 @@ MUTATIONS = (
         "unit/modules/test_collection.py",
     ),
     fault(
+        "T18",
+        "modules/collection.py",
+        ".device) & written\n",
+        ".device)\n",
+        "integration/test_iteration.py::test_t18_a_response_without_tokens_takes_part_in_nothing",
+    ),
+    fault(
         "T19",
         "rollout/texts.py",
         "        response_ids=response_ids,\n",

@@ -70,6 +70,61 @@ MUTATIONS = (
         "unit/models/test_scoring.py::test_t44_bfloat16_model_of_50k_ids_gives_float32_logprobs",
     ),
     fault(
+        "T44",
+        "functional/losses.py",
+        "(upcast(logprobs) - upcast(old_logprobs))",
+        "(logprobs - old_logprobs)",
+        "unit/functional/test_losses.py::test_t44_the_ratio_of_bfloat16_is_made_in_float32",
+    ),
+    fault(
+        "T44",
+        "functional/losses.py",
+        "    values = upcast(values).masked_fill(padding, 0)\n"
+        "    returns = upcast(returns).masked_fill(padding, 0)",
+        "    values = values.masked_fill(padding, 0)\n"
+        "    returns = returns.masked_fill(padding, 0)",
+        "unit/functional/test_losses.py::"
+        "test_t44_the_error_of_bfloat16_values_is_made_in_float32",
+    ),
+    fault(
+        "T44",
+        "functional/rewards.py",
+        "    at_last = upcast(scores)\n",
+        "    at_last = scores\n",
+        "unit/functional/test_rewards.py::test_t44_rewards_of_bfloat16_are_made_in_float32",
+    ),
+    fault(
+        "T44",
+        "functional/rewards.py",
+        "rewards - kl_coef * upcast(kl)",
+        "rewards - kl_coef * kl",
+        "unit/functional/test_rewards.py::test_t44_rewards_of_bfloat16_are_made_in_float32",
+    ),
+    fault(
+        "T44",
+        "functional/masking.py",
+        ".sum(dim=dim, dtype=accumulation_dtype(x))",
+        ".sum(dim=dim, dtype=x.dtype if x.is_floating_point() else None)",
+        "unit/functional/test_masking.py::test_sums_of_bfloat16_are_made_in_float32",
+    ),
+    fault(
+        "T44",
+        "functional/advantages.py",
+        "    rewards = upcast(rewards).masked_fill(outside, 0)\n"
+        "    values = upcast(values).masked_fill(outside, 0)",
+        "    rewards = rewards.masked_fill(outside, 0)\n"
+        "    values = values.masked_fill(outside, 0)",
+        "unit/functional/test_advantages.py::test_low_precision_is_lifted_to_float32",
+    ),
+    fault(
+        "T44",
+        "rollout/experience.py",
+        "old_logprobs=networks.logprobs,",
+        "old_logprobs=networks.logprobs.bfloat16().to(networks.logprobs.dtype),",
+        "integration/test_iteration.py::"
+        "test_t44_in_bfloat16_the_first_ratio_is_exactly_one_where_the_batch_is_the_same",
+    ),
+    fault(
         "T45",
         "modules/trainer_checks.py",
         'lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),',

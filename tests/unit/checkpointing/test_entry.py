@@ -98,6 +98,30 @@ def test_t51_a_missing_critic_is_named(lost):
     refused(change, "lacks the critic's weights.*ppo-lightning export")
 
 
+class Other(Small):
+    """A policy of another family, whose weights have other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.adapter = self.adapter, None
+        self.critic = nn.Linear(4, 1)
+
+
+def test_another_policy_or_critic_is_not_called_a_missing_critic():
+    def named_models(checkpoint):
+        paths = {"policy": {"path": "first/model"}, "critic_model": {"path": None}}
+        checkpoint[KEY]["models"] = paths
+
+    refused(
+        named_models, r"another policy .*`adapter\.weight`.* from `first/model`.*policy`", Other()
+    )
+
+    wide, bigger = Small(), Small()
+    wide.critic, bigger.adapter = nn.Linear(4, 1), nn.Linear(3, 4)
+    refused(named_models, r"another critic .*\[1, 3\] there and \[1, 4\] here", wide)
+    refused(named_models, r"another policy .*\[3, 3\] there and \[4, 3\] here", bigger)
+
+
 def test_models_beside_the_module_are_compared_by_name():
     entry = packed(Small())[KEY]
     check_beside(entry, BESIDE)

@@ -55,7 +55,7 @@ IN_A_FILE = [
     (f"{ARGS}.kl.estimator", "k", "must be one of `k1`, `k2`, `k3`, `abs`, `full`, got `k`."),
     (f"{ARGS}.actor.schedule", "cosin", "got `cosin`. Did you mean `cosine`?"),
     (f"{ARGS}.rewards", {"name": 1}, f"`{ARGS}.rewards` must be a list, got"),
-    ("data.init_args.prompts", 3, "or a text or a list, got `3`."),
+    ("data.init_args.prompts", 3, " or a list or a path, got `3`."),
     ("trainer.max_epochs", "many", "must be a whole number or null, got `many`."),
     (f"{ARGS}.ppo.microbatch_tokens", 1e6, "must be a whole number or null, got `1000000.0`. Wr"),
     (f"{ARGS}.ppo.microbatch_tokens", 1.5, "must be a whole number or null, got `1.5`.\n"),
@@ -89,6 +89,88 @@ def test_mistakes_in_a_file(capsys, monkeypatch, tmp_path, key, value, expected)
         key = f"{key}.rnk"
     line = line_of(config, key.replace(".0.", "."), tmp_path)
     assert text.startswith(f"ppo-lightning: c.yaml:{line}: ")
+
+
+CALLBACK = {"class_path": "ppo_lightning.callbacks.AdaptiveKL", "init_args": {"target": None}}
+
+IN_THE_WRONG_FORM = [
+    (f"{ARGS}.ppo.clip_range", None, "must not be null: leave it out for its default, `0.2`."),
+    (f"{ARGS}.kl.coef", None, "must not be null: leave it out for its default, `0.05`."),
+    (f"{ARGS}.sampling.temperature", None, "must not be null: leave it out"),
+    (f"{ARGS}.sampling.stop_strings", None, "must not be null: leave it out for its default."),
+    (f"{ARGS}.optimizer.options", None, "must not be null: leave it out for its default."),
+    (f"{ARGS}.actor.lr", None, "must not be null: leave it out for its default, `1e-06`."),
+    (f"{ARGS}.ppo", None, "must not be null: leave it out for its default."),
+    (f"{ARGS}.sampling", None, "must not be null: leave it out for its default."),
+    (f"{ARGS}.ppo", [1], "must hold keys and values, got `[1]`."),
+    (f"{ARGS}.kl", [1], "must hold keys and values, got `[1]`."),
+    (f"{ARGS}.ppo", 3, "must hold keys and values, got `3`."),
+    (f"{ARGS}.policy.lora", [1], "must be keys with values or null, got `[1]`."),
+    (f"{ARGS}.optimizer.options", [1], "must be keys with values, got `[1]`."),
+    (f"{ARGS}.policy.lora", {"rank": None}, "must not be null: leave it out for its default, `16`"),
+    ("data.init_args.buffer.num_prompts", None, "must not be null: leave it out"),
+    ("data.init_args.buffer", None, "must not be null: leave it out for its default."),
+    ("data.init_args.chat", None, "must not be null: leave it out for its default, `auto`."),
+    ("trainer", None, "must hold keys and values, got `null`."),
+    ("trainer.accumulate_grad_batches", None, "must not be null: leave it out"),
+    ("model.init_args", None, "must be keys with values."),
+    ("seed_everything", -1, "must lie in [0, 4294967295], got -1."),
+    ("seed_everything", 10**12, "must lie in [0, 4294967295], got 1000000000000."),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    IN_THE_WRONG_FORM,
+    ids=[f"{k}-{v}" for k, v, _ in IN_THE_WRONG_FORM],
+)
+def test_null_and_lists_where_they_are_no_value(
+    capsys, monkeypatch, tmp_path, key, value, expected
+):
+    config = changed(BASE, key, value)
+    if value == {"rank": None}:
+        key = f"{key}.rank"
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    line = line_of(config, key, tmp_path)
+    assert text.startswith(f"ppo-lightning: c.yaml:{line}: `{key}` {expected}")
+
+
+def test_null_inside_lists_and_classes(capsys, monkeypatch, tmp_path):
+    config = changed(BASE, f"{ARGS}.rewards.0.weight", None)
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    assert f"c.yaml:26: `{ARGS}.rewards[0].weight` must not be null: " in text
+    config = changed(BASE, "trainer.callbacks", [CALLBACK])
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    assert "c.yaml:9: `trainer.callbacks[0].init_args.target` must not be null: " in text
+
+
+def test_a_default_of_none_is_no_mistake_whatever_the_annotation(monkeypatch, tmp_path, capsys):
+    from ppo_lightning.rewards import TargetLengthReward
+
+    monkeypatch.setitem(TargetLengthReward.__init__.__annotations__, "scale", "float")
+    path = write_config(tmp_path / "c.yaml", BASE)
+    assert run_cli(monkeypatch, "fit", "-c", path) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (f"{REWARD}.init_args.target_tokens", -5, f"in `{ARGS}.rewards[0].component.init_args`: `"),
+        (f"{ARGS}.rewards.0.name", "a b", f"in `{ARGS}.rewards[0]`: `name` of a reward"),
+        (f"{ARGS}.rewards", [], f"in `{ARGS}`: `rewards` must name one component at least"),
+        (
+            f"{ARGS}.rewards",
+            2 * BASE["model"]["init_args"]["rewards"],
+            f"in `{ARGS}`: `rewards` must have names of their own, got ['length'] twice.",
+        ),
+    ],
+)
+def test_what_a_class_says_of_its_arguments_has_file_line_and_key(
+    capsys, monkeypatch, tmp_path, key, value, expected
+):
+    text = complaint(capsys, monkeypatch, tmp_path, changed(BASE, key, value))
+    assert text.startswith("ppo-lightning: c.yaml:")
+    assert expected in text
 
 
 @pytest.mark.parametrize(

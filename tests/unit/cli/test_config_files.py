@@ -70,6 +70,12 @@ def test_a_value_from_elsewhere_is_not_blamed_on_the_file(config):
         (b"# nothing\n", None, "holds no settings"),
         (b"- a\n- b\n", None, "top level"),
         (b"a: 1\nb: \xff\n", 2, "not UTF-8"),
+        (b"a: 1\n1: 2\n", 2, "a key of a config must be a text"),
+        (b"a: 1\n? [b, c]\n: 2\n", 2, "a key of a config must be a text"),
+        (b"a:\n  ? {b: c}\n  : 2\n", 2, "a key of a config must be a text"),
+        (b"a: 1\nb: !mine 2\n", 2, "has the tag `!mine`, which"),
+        (b"a: !!python/object/apply:os.system [ls]\n", 1, "has the tag `!!python/object/apply:os"),
+        (b"a: 1\nb: *two\n", 2, "Define it above, as `&name value`"),
     ],
 )
 def test_broken_files_are_refused_by_file_and_line(tmp_path, text, line, message):
@@ -78,6 +84,17 @@ def test_broken_files_are_refused_by_file_and_line(tmp_path, text, line, message
         prepare_arguments(["fit", "--config", str(path)])
     assert caught.value.path == str(path)
     assert caught.value.line == line
+
+
+def test_what_yaml_offers_besides_is_left_alone(tmp_path):
+    text = b"a: &x {b: 1, on: 2}\nc: {<<: *x, d: !!str 3, 1: one}\ne: =\nf: 2001-01-01\n"
+    names = [entry.keys[-1] for entry in read_entries(write(tmp_path, text))]
+    assert names == ["a", "b", "on", "c", "<<", "b", "on", "d", "1", "e", "f"]
+
+
+def test_null_is_found_however_it_is_written(tmp_path):
+    path = write(tmp_path, b"a: {x: 1}\nb:\n- x: 2\n- x: ~\n- x:\n")
+    assert find_key([path], "b.x", "null") == f"{path}:4: "
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):

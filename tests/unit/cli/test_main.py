@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -115,3 +116,27 @@ def test_interrupts_end_with_130(monkeypatch):
 def test_exits_keep_their_code(monkeypatch, left_with, code):
     raising(monkeypatch, SystemExit(left_with))
     assert main(["fit"]) == code
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_a_reader_that_has_gone_is_no_error(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ppo_lightning.cli.main", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+def test_another_broken_pipe_is_not_taken_for_that(monkeypatch):
+    raising(monkeypatch, BrokenPipeError("of a worker"))
+    with open(os.devnull, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(BrokenPipeError, match="of a worker"):
+            main(["fit"])
+
+
+def test_usage_says_what_wins_over_environment_variables(capsys):
+    main([])
+    assert "config files win over them, and options over both" in capsys.readouterr().out

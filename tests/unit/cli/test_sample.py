@@ -3,6 +3,7 @@
 import pytest
 
 from ppo_lightning.checkpointing.export import _prompting
+from ppo_lightning.cli.main import main
 from ppo_lightning.cli.sample import _as_wished, _Manner, parser
 from ppo_lightning.configs import SamplingConfig
 
@@ -30,3 +31,23 @@ def test_a_checkpoint_tells_how_prompts_were_put_whatever_its_data_module_is_cal
     found = _prompting({"epoch": 1, "state_dict": {}, "MyPrompts": state})
     assert found == {"chat": True, "system_prompt": None}
     assert _prompting({"epoch": 1, "RolloutDataModule": {"position": 3, "seed": 0}}) == {}
+
+
+def test_a_checkpoint_that_is_not_there_is_no_hub_name(capsys):
+    assert main(["sample", "runs/nope.ckpt", "--prompt", "hello"]) == 2
+    said = capsys.readouterr().err
+    assert said == "ppo-lightning: the checkpoint `runs/nope.ckpt` does not exist.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "zzz"], "`--device zzz` cannot be used ("),
+        (["--device", "meta"], "`--device meta` cannot be used ("),
+        (["--temperature", "0"], "`--temperature` must be above 0, got 0: `--greedy` takes"),
+        (["--max-new-tokens", "500"], "`--max-new-tokens` must be below 128, the positions of"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(tiny_gpt2_dir, capsys, options, said):
+    assert main(["sample", str(tiny_gpt2_dir), "--prompt", "hello", *options]) == 2
+    assert f"ppo-lightning: {said}" in capsys.readouterr().err

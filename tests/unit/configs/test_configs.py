@@ -24,6 +24,7 @@ from ppo_lightning.configs import (
     SamplingConfig,
     ValidationConfig,
 )
+from ppo_lightning.configs.checks import allows_none
 
 CLASSES = [c for c in vars(configs).values() if dataclasses.is_dataclass(c)]
 REQUIRED = {PolicyConfig: {"path": "folder"}, PTXConfig: {"texts": "texts.txt"}}
@@ -98,6 +99,39 @@ def test_values_out_of_range_are_refused_by_name(cls, name, value):
 def test_unknown_choices_are_refused_with_the_list(cls, name, options):
     with pytest.raises(ValueError, match=f"`{name}` must be one of .*'mispelt'"):
         cls(**{**REQUIRED.get(cls, {}), name: "mispelt"})
+
+
+def fields_without_none() -> list[Any]:
+    """Every field whose type has no None."""
+    return [
+        pytest.param(cls, name, id=f"{cls.__name__}-{name}")
+        for cls in CLASSES
+        for name, hint in get_type_hints(cls).items()
+        if type(None) not in get_args(hint)
+    ]
+
+
+@pytest.mark.parametrize(("cls", "name"), fields_without_none())
+def test_none_is_refused_where_the_type_has_none(cls, name):
+    with pytest.raises(ValueError, match=rf"`{name}` must not be None \(`null` in YAML\)"):
+        cls(**{**REQUIRED.get(cls, {}), name: None})
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (int, False),
+        (int | None, True),
+        (Literal["a"], False),
+        (Literal["a", None], True),
+        (list[int], False),
+        (Any, True),
+        ("not resolved", True),
+    ],
+    ids=str,
+)
+def test_types_that_have_none(hint, expected):
+    assert allows_none(hint) is expected
 
 
 def test_settings_that_contradict_each_other():

@@ -133,6 +133,11 @@ def test_chat_without_a_template_is_refused_by_record(raw):
     assert "no chat template" in said
 
 
+def test_a_plain_string_without_a_template_is_not_called_a_chat():
+    said = error(plain("hi", origin="p:3"), byte_pair_tokenizer(), chat=True)
+    assert said.startswith("p:3: `chat: true` makes a chat of this plain string")
+
+
 def test_system_prompt_that_nothing_would_read_is_refused():
     said = error(plain("hi", origin="p:3"), TOKENS, chat=False, system_prompt="be good")
     assert said.startswith("p:3: `system_prompt` needs a chat")

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from ppo_lightning.functional import (
     entropy_from_logits,
+    full_kl,
     logprobs_and_entropy,
     masked_mean,
     shifted_logprobs,
@@ -42,6 +43,16 @@ def test_t44_logprobs_of_bfloat16_are_float32_and_never_above_zero(temperature: 
     assert (logprobs <= 0).all()
     # Exactly what the rounded logits say in float32, not rounded again.
     assert_close(logprobs, token_logprobs(logits.float(), ids, temperature=temperature))
+
+
+def test_t44_entropy_and_exact_kl_of_bfloat16_are_float32():
+    generator = torch.Generator().manual_seed(0)
+    logits, others = (3 * torch.randn(2, 8, 500, generator=generator)).bfloat16()
+    entropy = entropy_from_logits(logits, temperature=0.9)
+    divergence = full_kl(logits, others, temperature=0.9)
+    assert entropy.dtype == divergence.dtype == torch.float32
+    assert_close(entropy, entropy_from_logits(logits.float(), temperature=0.9))
+    assert_close(divergence, full_kl(logits.float(), others.float(), temperature=0.9))
 
 
 def test_t60_entropy_is_of_the_whole_distribution_and_masked():

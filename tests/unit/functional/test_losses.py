@@ -216,3 +216,30 @@ def test_losses_of_low_precision_are_float32():
     settings = {"clip_low": 0.2, "clip_high": 0.2}
     assert policy_loss_per_token(half, half, half, ONE, **settings).loss.dtype == torch.float32
     assert value_loss_per_token(half, half, half, ONE, clip_range=1).loss.dtype == torch.float32
+
+
+def half(number: float) -> Tensor:
+    return torch.tensor([[number]], dtype=torch.bfloat16)
+
+
+def test_t44_the_ratio_of_bfloat16_is_made_in_float32():
+    # -1/128 and -3 are bfloat16; their difference, 2.9921875, is not, and would become 3.
+    settings = {"clip_low": 0.2, "clip_high": 0.2}
+    clipped = policy_loss_per_token(half(-(2**-7)), half(-3), half(1), ONE, **settings)
+    penalised = penalty_loss_per_token(half(-(2**-7)), half(-3), half(1), ONE, penalty_coef=0.0)
+    for ratio in (clipped.ratio, penalised.ratio, -penalised.loss):
+        assert ratio.item() == pytest.approx(math.exp(2.9921875), rel=1e-6)
+
+
+def test_t44_the_error_of_bfloat16_values_is_made_in_float32():
+    terms = value_loss_per_token(half(-(2**-7)), half(0), half(3), ONE, clip_range=None)
+    assert terms.loss.item() == 3.0078125**2  # exact in binary; 9 if the error were rounded
+
+
+def test_t44_equal_bfloat16_logprobs_have_a_ratio_of_exactly_one():
+    logprobs = -torch.rand(1, 500, generator=torch.Generator().manual_seed(0)).bfloat16() * 9
+    settings = {"clip_low": 0.2, "clip_high": 0.2}
+    mask = torch.ones(1, 500, dtype=torch.bool)
+    terms = policy_loss_per_token(logprobs, logprobs.clone(), logprobs, mask, **settings)
+    assert (terms.ratio == 1).all()
+    assert terms.ratio.dtype == torch.float32

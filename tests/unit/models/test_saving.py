@@ -1,10 +1,13 @@
 """Plain folders that say what the original said."""
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
@@ -110,3 +113,19 @@ def test_nothing_is_left_half_written(tiny_llama_dir: Path, tmp_path: Path, monk
         save_model(model, None, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert model.config is kept
+
+
+@pytest.mark.parametrize("message", ["I/O error: No space left on device (os error 28)", None])
+def test_a_full_disk_names_the_folder_and_leaves_nothing(
+    tiny_gpt2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str | None
+):
+    model = load_causal_lm(PolicyConfig(path=str(tiny_gpt2_dir)))
+
+    def full(*args: Any, **kwargs: Any) -> None:  # safetensors has an error of its own
+        raise SafetensorError(message) if message else OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(type(model), "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        save_model(model, None, tmp_path / "out")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []

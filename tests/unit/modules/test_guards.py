@@ -9,6 +9,7 @@ from ppo_lightning.errors import UpdateError
 from ppo_lightning.metrics import IterationStats, metric_specs
 from ppo_lightning.modules.guards import (
     TOLERANCE,
+    SamplerCheck,
     SelfCheck,
     SkipCounter,
     warn_of_idle_update,
@@ -46,6 +47,28 @@ def test_nan_is_left_to_the_guard_on_steps():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SelfCheck("error")(torch.tensor(torch.nan), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [
+        (torch.float64, 0.005),
+        (torch.float32, 0.005),
+        (torch.float16, 0.02),
+        (torch.bfloat16, 0.05),
+    ],
+    ids=str,
+)
+def test_the_sampler_may_differ_by_rounding_and_says_more_once(dtype, bound):
+    with pytest.raises(UpdateError, match=rf"`rollout/sampler_mismatch`.*{dtype} explains {bound}"):
+        SamplerCheck("error")(1.01 * bound, dtype)
+    SamplerCheck("off")(9.0, dtype)  # a warning would be an error here
+    check = SamplerCheck("warn")
+    for fine in (0.99 * bound, None, float("nan")):
+        check(fine, dtype)
+    with pytest.warns(UserWarning, match="differ from the trainer's"):
+        check(1.01 * bound, dtype)
+    check(2.0, dtype)
 
 
 def test_skips_count_in_a_row_only():

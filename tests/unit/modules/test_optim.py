@@ -86,6 +86,26 @@ def test_names_that_are_no_optimiser_are_refused(name):
         build(name=name)
 
 
+@pytest.mark.parametrize("name", ["LBFGS", "SparseAdam", "torch.optim.Optimizer"])
+def test_optimisers_that_cannot_be_used_are_refused(name):
+    with pytest.raises(ConfigError, match=rf"`optimizer\.name`: '{name}' (cannot be|is a base)"):
+        build(name=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 1}, r"`optimizer\.options\.lr`.*`actor\.lr` and `critic\.lr`"),
+        ({"foo": 1}, r"`optimizer\.options\.foo`: AdamW has no.*amsgrad"),
+        ({"amsgrd": True}, "did you mean `amsgrad`"),
+        ({"fused": True, "foreach": True}, "`optimizer`: AdamW refuses its settings: "),
+    ],
+)
+def test_options_that_a_class_does_not_take_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(options=options)
+
+
 def test_other_optimisers_by_name_and_by_path():
     assert type(build(name="SGD", options={"momentum": 0.9})) is torch.optim.SGD
     assert type(build(name="torch.optim.RMSprop")) is torch.optim.RMSprop

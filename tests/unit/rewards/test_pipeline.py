@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from ppo_lightning.configs import RewardProcessing
-from ppo_lightning.errors import RewardError
+from ppo_lightning.errors import ConfigError, RewardError
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardTerm
 from tests.helpers.completions import Says, make_completions, numbers_in
 from tests.helpers.virtual_ranks import on_ranks
@@ -258,13 +258,22 @@ def test_setup_and_close_reach_every_component():
     assert all(c.closed for c in components)
 
 
-def test_setup_errors_are_named():
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RewardError("no weights."), "no weights."),
+        (ConfigError("`function`: no module `x`."), "`function`: no module `x`."),
+        (SystemExit(3), "raised SystemExit: 3"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_setup_errors_are_named(error, said):
     class Broken(Says):
         def setup(self, device):
-            raise RewardError("no weights.")
+            raise error
 
     judge = RewardPipeline([RewardTerm(name="learned", component=Broken(None))])
-    with pytest.raises(RewardError, match="reward `learned`: no weights"):
+    with pytest.raises(RewardError, match=f"reward `learned`: {said}"):
         judge.setup(torch.device("cpu"))
 
 
@@ -286,3 +295,10 @@ def test_names_become_parts_of_metric_names(name):
 def test_weights_are_finite(weight):
     with pytest.raises(ValueError, match="`weight` of reward `judge`"):
         RewardTerm(name="judge", component=Says([1.0]), weight=weight)
+
+
+@pytest.mark.parametrize("field", ["name", "weight", "component"])
+def test_none_is_no_part_of_a_term(field):
+    fields = {"name": "judge", "weight": 1.0, "component": Says([1.0])}
+    with pytest.raises(ValueError, match=f"`{field}` must not be None"):
+        RewardTerm(**(fields | {field: None}))

@@ -130,6 +130,14 @@ def test_a_component_that_raises_is_named():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_component_that_leaves_the_process_is_named():
+    def leaves(_):
+        raise SystemExit(3)
+
+    with pytest.raises(RewardError, match="reward `judge`: Says raised SystemExit: 3"):
+        ask(leaves)
+
+
 def test_a_component_that_names_the_sample_gets_its_name_added():
     def fails(_):
         raise RewardError("no answer to compare with.", sample=2)
