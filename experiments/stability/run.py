@@ -50,6 +50,7 @@ def main() -> None:
         for variant in SCENARIOS[name].variants
         for seed in given.seeds
     ]
+    wanted.sort(key=lambda key: key[1] == "all")  # what the bounds are for comes first
     file = given.out / "results.jsonl"
     done = {(o.scenario, o.variant, o.seed) for o in read(file)}
     missing = [key for key in wanted if key not in done]

@@ -149,9 +149,9 @@ class BeforeAfter(pl.Callback):
 
 def _nothing_to_compare(trainer: pl.Trainer) -> str:
     return (
-        "BeforeAfter has no table to show: no held-out prompt was answered in this run. Give some as "
-        "`data.init_args.val_prompts`; if there are some, the run ended before its first "
-        f"validation: lower `trainer.check_val_every_n_epoch`, which is "
+        "BeforeAfter has no table to show: no held-out prompt was answered in this run. Give some "
+        "as `data.init_args.val_prompts`; if there are some, the run ended before its first "
+        "validation: lower `trainer.check_val_every_n_epoch`, which is "
         f"{trainer.check_val_every_n_epoch}."
     )
 

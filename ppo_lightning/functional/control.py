@@ -133,17 +133,14 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 class WindowTrend(NamedTuple):
-    """Where KL and reward went in a window of iterations, by straight lines through both.
-
-    Args:
-        kl_growth: Rise of the KL from the first to the last iteration.
-        gain: Rise of the reward.
-        reward_per_kl: Slope of reward over KL.
-    """
+    """Where KL and reward went in a window of iterations, by straight lines through both."""
 
     kl_growth: float
+    """Rise of the KL from the first to the last iteration."""
     gain: float
+    """Rise of the reward."""
     reward_per_kl: float
+    """Slope of reward over KL."""
 
 
 def window_trend(kl: Sequence[float], rewards: Sequence[float]) -> WindowTrend:
@@ -216,15 +213,12 @@ def pressure_on_update(
 
 
 class UpdatePlan(NamedTuple):
-    """How much is learned from how large a buffer.
-
-    Args:
-        num_epochs: K, passes over the buffer.
-        prompts_factor: Factor on the buffer's prompts.
-    """
+    """How much is learned from how large a buffer."""
 
     num_epochs: int
+    """K, passes over the buffer."""
     prompts_factor: float
+    """Factor on the buffer's prompts."""
 
 
 def relieved_plan(

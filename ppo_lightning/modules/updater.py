@@ -108,7 +108,7 @@ class Updater:
         if idle:
             drop_gradients(parameters[idle])
         norms = {name: gradient_norm(group) for name, group in parameters.items()}
-        report = report_of(terms, norms["actor"], norms["critic"], limits=self._limits())
+        report = report_of(terms, norms["actor"], norms["critic"], limits=self._limits(part))
         if part != "critic" and not self.checked:
             self.checked = True
             self.self_check(all_reduce_max(terms.first_error), dtype)
@@ -134,10 +134,13 @@ class Updater:
             penalty_coef=self.controls["penalty_coef"],
         )
 
-    def _limits(self) -> Limits:
+    def _limits(self, part: Part) -> Limits:
         bound = self.objective.ppo.kl_limit
+        old = inf if bound is None else bound
+        if part == "critic" or not self.checked:
+            return Limits(kl_old=old)  # the policy has not moved yet: a difference is rounding
         return Limits(
-            kl_old=inf if bound is None else bound,
+            kl_old=old,
             kl_ref=self.controls["max_kl_ref"],
             kl_ref_per_token=self.controls["max_kl_ref_per_token"],
         )

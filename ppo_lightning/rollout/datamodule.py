@@ -103,8 +103,9 @@ class RolloutDataModule(ValidationSwitch):
         if self.val_prompts is not None:
             self.val_set = self._prompt_set(self.val_prompts)
         elif stage != "fit":
+            named = getattr(stage, "value", stage)  # of an enum, whose text differs with Python's
             raise ConfigError(
-                f"`{getattr(stage, 'value', stage)}` answers held-out prompts: set `data.init_args.val_prompts`."
+                f"`{named}` answers held-out prompts: set `data.init_args.val_prompts`."
             )
         else:
             self.switch_validation_off()  # an empty loader would be warned about

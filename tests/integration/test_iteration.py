@@ -164,7 +164,10 @@ def test_t19_sampled_ids_go_to_the_loss_and_text_to_the_rewards(tiny_gpt2_dir, t
             seen.append(completions)
             return [0.0] * len(completions)
 
-    module = ppo_module(tiny_gpt2_dir, rewards=[RewardTerm(name="w", component=Watcher())])
+    # The letters were not drawn, so the sampler's log-probabilities are of other ids.
+    unchecked = GuardConfig(self_check="off", advice="off")
+    watched = [RewardTerm(name="w", component=Watcher())]
+    module = ppo_module(tiny_gpt2_dir, rewards=watched, guards=unchecked)
     letters = module.tokenizer.convert_tokens_to_ids(list("hello"))
     assert len(module.tokenizer.encode("hello")) == 1  # tokenised again it would be other ids
     module.engine = SpeltOut(letters)

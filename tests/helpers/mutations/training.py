@@ -83,8 +83,7 @@ MUTATIONS = (
         "    returns = upcast(returns).masked_fill(padding, 0)",
         "    values = values.masked_fill(padding, 0)\n"
         "    returns = returns.masked_fill(padding, 0)",
-        "unit/functional/test_losses.py::"
-        "test_t44_the_error_of_bfloat16_values_is_made_in_float32",
+        "unit/functional/test_losses.py::test_t44_the_error_of_bfloat16_values_is_made_in_float32",
     ),
     fault(
         "T44",
@@ -216,7 +215,7 @@ MUTATIONS = (
     ),
     fault(
         "T56",
-        "checkpointing/find.py",
+        "checkpointing/reading.py",
         "weights_only=True, mmap=True",
         "weights_only=False, mmap=True",
         "unit/checkpointing/test_find.py::test_t51_t56_t57_what_cannot_be_resumed_is_skipped",

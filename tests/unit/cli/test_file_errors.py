@@ -72,6 +72,8 @@ def test_a_folder_that_must_not_be_written_to(monkeypatch, tmp_path, capsys, tin
     path = write_config(tmp_path / "c.yaml", config)
     # A stand-in, as tests may run as root, who may write everywhere.
     real, shut = os.access, str(tmp_path / "run")
-    monkeypatch.setattr(os, "access", lambda path, *a, **k: str(path) != shut and real(path, *a, **k))
+    monkeypatch.setattr(
+        os, "access", lambda path, *a, **k: str(path) != shut and real(path, *a, **k)
+    )
     assert run_cli(monkeypatch, "fit", "-c", path) == 2
     assert f"`{tmp_path}/run/config.yaml`: Permission denied. " in capsys.readouterr().err
