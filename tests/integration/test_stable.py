@@ -1,5 +1,7 @@
 """The recommended set, laid over a config of one's own."""
 
+from itertools import pairwise
+
 import yaml
 
 from ppo_lightning.cli.config_files import shipped_configs
@@ -38,6 +40,6 @@ def test_it_runs_over_a_config_and_keeps_its_callbacks(tiny_llama_dir, tmp_path,
 def test_every_line_gives_its_reason():
     lines = shipped_configs()["stable"].read_text(encoding="utf-8").splitlines()
     body = lines[next(i for i, line in enumerate(lines) if line.startswith("trainer:")) :]
-    for before, line in zip(body, body[1:], strict=False):
+    for before, line in pairwise(body):
         if not line.rstrip().endswith(":"):
             assert "#" in line or "#" in before, line
