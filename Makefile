@@ -21,7 +21,7 @@ ifneq ("$(shell cat $(STAMP)-dev 2>/dev/null)","$(CURDIR)")
 STALE := FORCE
 endif
 
-.PHONY: help setup lint format test test-all mutate docs quickstart clean FORCE
+.PHONY: help setup lint format test test-all mutate docs quickstart stability clean FORCE
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -51,6 +51,9 @@ docs: $(STAMP)-docs  ## build the documentation into site/
 
 quickstart: $(STAMP)-quickstart  ## train a small real model
 	$(BIN)/python experiments/quickstart/run.py $(ARGS)
+
+stability: setup  ## sabotage tiny runs, with and without what treats them
+	$(BIN)/python experiments/stability/run.py $(ARGS)
 
 clean:  ## remove what the tools left, but no environment and no runs
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -68,9 +68,9 @@ def _of_the_update() -> dict[str, Scenario]:
             remedies={
                 "stop": Overlay(
                     callbacks=lambda: [
-                        GoldEarlyStopping(patience=5),
+                        GoldEarlyStopping(patience=3),
                         BestByGold(save_last=False),
-                        MaxKL(max_kl_ref=8.0, action="stop_run"),
+                        MaxKL(max_kl_ref=6.0, action="stop_run"),
                     ],
                     text="`GoldEarlyStopping`, `BestByGold`, `MaxKL` (`stop_run`)",
                 ),
@@ -143,7 +143,7 @@ def _of_the_update() -> dict[str, Scenario]:
             remedies={
                 "scheduler": Overlay(
                     settings={"ppo": {"target_kl": 0.02}},
-                    callbacks=lambda: [BufferScheduler(first="buffer", window=3, max_factor=8.0)],
+                    callbacks=lambda: [BufferScheduler(first="buffer", window=2, max_factor=12.0)],
                     text="`target_kl`, `BufferScheduler`",
                 )
             },
