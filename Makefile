@@ -16,6 +16,9 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.ppo-lightning
 CODE := ppo_lightning tests experiments
 
+# One process a core, each with one thread: what a file sets up once stays in one process.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 # An environment shared by two checkouts holds the package of one: the stamp names it, and another checkout sets up again.
 ifneq ("$(shell cat $(STAMP)-dev 2>/dev/null)","$(CURDIR)")
 STALE := FORCE
@@ -38,10 +41,10 @@ format: setup  ## let ruff mend and format the code
 	$(BIN)/ruff format .
 
 test: setup  ## the quick tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(TESTS) -m "not slow and not gpu" $(ARGS)
 
 test-all: setup $(STAMP)-quickstart  ## every test, the slow ones too
-	$(BIN)/python -m pytest $(ARGS)
+	$(TESTS) $(ARGS)
 
 mutate: setup  ## put known faults into the code and see the tests find them
 	$(BIN)/python tests/mutate.py $(ARGS)
@@ -66,7 +69,7 @@ $(BIN)/python:
 $(STAMP)-dev: pyproject.toml constraints.txt $(STALE) | $(BIN)/python
 	@echo "Installing into $(VENV)"
 	$(PIP) torch
-	$(PIP) --editable ".[dev,sentiment,classifier]"
+	$(PIP) --editable ".[dev,sentiment,classifier,wandb,mlflow]"
 	@echo "$(CURDIR)" > $@
 
 $(STAMP)-docs: $(STAMP)-dev

@@ -52,6 +52,18 @@ class BrokenReward(Reward):
         return zlib.crc32(text.encode()) % 10 == 0
 
 
+class FlooredReward(Reward):
+    """No sabotage but a remedy: says something low where another reward says NaN."""
+
+    def __init__(self, reward: Reward, floor: float = -1.0) -> None:
+        self.reward, self.floor = reward, floor
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score a batch."""
+        scores = [float(score) for score in self.reward(completions)]
+        return [score if math.isfinite(score) else self.floor for score in scores]
+
+
 class OutlierReward(Reward):
     """Gives one answer of the batch after `arm` a score of ``size``."""
 

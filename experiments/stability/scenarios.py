@@ -9,6 +9,7 @@ from experiments.stability.sabotage import (
     ArmOutlier,
     BrokenReward,
     EntropyPenalty,
+    FlooredReward,
     NaNGradient,
     NaNWeight,
     OutlierReward,
@@ -103,11 +104,13 @@ def _of_the_update() -> dict[str, Scenario]:
                     callbacks=lambda: [
                         MaxKL(max_kl_ref=8.0, action="rollback"),
                         CheckpointRollback(
-                            kl_coef_factor=4.0,
-                            max_kl_coef_factor=16.0,
+                            kl_coef_factor=5.0,
+                            max_kl_coef_factor=25.0,
                             clip_range_factor=0.5,
                             actor_lr_factor=0.5,
+                            min_actor_lr_factor=0.5,
                             critic_lr_factor=1.0,
+                            max_rollbacks=5,
                         ),
                     ],
                     text="`MaxKL` (`rollback`), `CheckpointRollback` of β, ε and rate",
@@ -228,6 +231,7 @@ def _dropped(reward: Callable[[Reward], Reward], text: str) -> Scenario:
         ),
         remedies={
             "drop": Overlay(settings=drop, text="`reward_processing.on_nonfinite: drop`"),
+            "floor": Overlay(reward=FlooredReward, text="a reward that says −1 there"),
         },
     )
 

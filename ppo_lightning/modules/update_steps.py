@@ -160,7 +160,7 @@ class UpdateSteps(HeldOutSteps):
         if self.ppo.objective == "penalty":
             self._adapt_penalty(batch)
         self.sampler_check(stats.sampler_mismatch, self._compute_dtype())
-        if not stats.steps_taken and not self.stop_requested:
+        if not (stats.steps_taken or self.stop_requested or self.verdicts):
             warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,6 +70,8 @@ def _run(
     os.dup2(output, 1)
     os.dup2(output, 2)
     torch.set_num_threads(1)
+    # A shell's background job ignores it, and so would we.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if num_ranks > 1:
         become_rank(rank, num_ranks, port)
     if fault is not None:
