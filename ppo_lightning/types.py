@@ -257,10 +257,10 @@ class MiniBatch(TensorRecord):
 
     Args:
         experience: This rank's rows; may be none.
-        epoch: Update epoch, from 0.
+        epoch: Pass over the buffer, from 0.
         step: Number of the minibatch within the iteration, from 0.
         num_steps: Minibatches in the iteration.
-        num_epochs: Update epochs in the iteration.
+        num_epochs: Most passes in the iteration.
     """
 
     experience: Experience

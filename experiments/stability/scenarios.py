@@ -42,130 +42,151 @@ def make_scenarios(fault_at: int = FAULT_AT) -> dict[str, Scenario]:
     """
     return {
         "healthy": Scenario(fault=Overlay(text="none")),
-        **_of_the_update(),
+        "actor_rate": _actor_rate(),
+        "hacking": _hacking(),
+        "kl_runaway": _kl_runaway(),
+        "entropy_collapse": _entropy_collapse(),
+        "overfit_buffer": _overfit_buffer(),
+        "value_head": _value_head(),
         **_of_the_reward(fault_at),
         **_not_finite(fault_at),
     }
 
 
-def _of_the_update() -> dict[str, Scenario]:
-    """Faults of rates, coefficients, critic and buffer."""
-    return {
-        "actor_rate": Scenario(
-            fault=Overlay(
-                settings={"actor": {"lr": 120 * LR}},
-                text="actor's rate × 120, no gradient clip",
+def _actor_rate() -> Scenario:
+    """An actor's rate far too high."""
+    return Scenario(
+        fault=Overlay(
+            settings={"actor": {"lr": 120 * LR}},
+            text="actor's rate × 120, no gradient clip",
+        ),
+        remedies={
+            "rollback": Overlay(
+                settings={"actor": {"max_grad_norm": 1.0}, "ppo": {"target_kl": 0.02}},
+                callbacks=lambda: [CheckpointRollback(kl_coef_factor=1.0)],
+                text="`max_grad_norm`, `target_kl`, `CheckpointRollback`",
+            )
+        },
+    )
+
+
+def _hacking() -> Scenario:
+    """Nothing that holds the policy near the reference."""
+    return Scenario(
+        fault=Overlay(settings={"kl": {"coef": 0.0}}, text="β = 0, reward with a hole"),
+        remedies={
+            "stop": Overlay(
+                callbacks=lambda: [
+                    GoldEarlyStopping(patience=3),
+                    BestByGold(save_last=False),
+                    MaxKL(max_kl_ref=6.0, action="stop_run"),
+                ],
+                text="`GoldEarlyStopping`, `BestByGold`, `MaxKL` (`stop_run`)",
             ),
-            remedies={
-                "rollback": Overlay(
-                    settings={"actor": {"max_grad_norm": 1.0}, "ppo": {"target_kl": 0.02}},
-                    callbacks=lambda: [CheckpointRollback(kl_coef_factor=1.0)],
-                    text="`max_grad_norm`, `target_kl`, `CheckpointRollback`",
-                )
-            },
-        ),
-        "hacking": Scenario(
-            fault=Overlay(settings={"kl": {"coef": 0.0}}, text="β = 0, reward with a hole"),
-            remedies={
-                "stop": Overlay(
-                    callbacks=lambda: [
-                        GoldEarlyStopping(patience=3),
-                        BestByGold(save_last=False),
-                        MaxKL(max_kl_ref=6.0, action="stop_run"),
-                    ],
-                    text="`GoldEarlyStopping`, `BestByGold`, `MaxKL` (`stop_run`)",
-                ),
-                "go_on": Overlay(
-                    callbacks=lambda: [
-                        MaxKL(max_kl_ref=6.0, action="rollback"),
-                        CheckpointRollback(
-                            kl_coef_from_zero=0.4, actor_lr_factor=1.0, critic_lr_factor=1.0
-                        ),
-                    ],
-                    text="`MaxKL` (`rollback`), `CheckpointRollback`",
-                ),
-                "cap": Overlay(
-                    callbacks=lambda: [MaxKL(max_kl_ref=6.0)], text="`MaxKL` (`stop_update`) alone"
-                ),
-            },
-            hacking=True,
-        ),
-        "kl_runaway": Scenario(
-            fault=Overlay(
-                settings={
-                    "kl": {"coef": 0.02},
-                    "ppo": {"clip_range": 0.4},
-                    "actor": {"lr": 2 * LR},
-                },
-                text="β ÷ 20, ε 0.4, rate × 2",
+            "go_on": Overlay(
+                callbacks=lambda: [
+                    MaxKL(max_kl_ref=6.0, action="rollback"),
+                    CheckpointRollback(
+                        kl_coef_from_zero=0.4, actor_lr_factor=1.0, critic_lr_factor=1.0
+                    ),
+                ],
+                text="`MaxKL` (`rollback`), `CheckpointRollback`",
             ),
-            remedies={
-                "rollback": Overlay(
-                    callbacks=lambda: [
-                        MaxKL(max_kl_ref=8.0, action="rollback"),
-                        CheckpointRollback(
-                            kl_coef_factor=5.0,
-                            max_kl_coef_factor=25.0,
-                            clip_range_factor=0.5,
-                            actor_lr_factor=0.5,
-                            min_actor_lr_factor=0.5,
-                            critic_lr_factor=1.0,
-                            max_rollbacks=5,
-                        ),
-                    ],
-                    text="`MaxKL` (`rollback`), `CheckpointRollback` of β, ε and rate",
-                ),
-                "adaptive": Overlay(
-                    settings={"ppo": {"target_kl": 0.02}},
-                    callbacks=lambda: [
-                        AdaptiveKL(target=5.0, horizon=48, min_coef=0.02, max_coef=1.0)
-                    ],
-                    text="`AdaptiveKL`, `target_kl`",
-                ),
-            },
-        ),
-        "entropy_collapse": Scenario(
-            fault=Overlay(
-                callbacks=lambda: [EntropyPenalty(0.3)], text="entropy punished (wrong sign)"
+            "cap": Overlay(
+                callbacks=lambda: [MaxKL(max_kl_ref=6.0)], text="`MaxKL` (`stop_update`) alone"
             ),
-            remedies={
-                "target": Overlay(
-                    callbacks=lambda: [EntropyTarget(relative=0.8, rate=0.2, max_coef=0.4)],
-                    text="`EntropyTarget`",
-                )
+        },
+        hacking=True,
+    )
+
+
+def _kl_runaway() -> Scenario:
+    """A penalty too weak, and steps too large."""
+    return Scenario(
+        fault=Overlay(
+            settings={
+                "kl": {"coef": 0.02},
+                "ppo": {"clip_range": 0.4},
+                "actor": {"lr": 2 * LR},
             },
+            text="β ÷ 20, ε 0.4, rate × 2",
         ),
-        "overfit_buffer": Scenario(
-            fault=Overlay(
-                settings={
-                    "ppo": {"num_update_epochs": 16},
-                    "buffer": {"num_prompts": 8},
-                },
-                text="K = 16, 8 responses",
+        remedies={
+            "rollback": Overlay(
+                callbacks=lambda: [
+                    MaxKL(max_kl_ref=8.0, action="rollback"),
+                    CheckpointRollback(
+                        kl_coef_factor=5.0,
+                        max_kl_coef_factor=25.0,
+                        clip_range_factor=0.5,
+                        actor_lr_factor=0.5,
+                        min_actor_lr_factor=0.5,
+                        critic_lr_factor=1.0,
+                        max_rollbacks=5,
+                    ),
+                ],
+                text="`MaxKL` (`rollback`), `CheckpointRollback` of β, ε and rate",
             ),
-            remedies={
-                "scheduler": Overlay(
-                    settings={"ppo": {"target_kl": 0.02}},
-                    callbacks=lambda: [BufferScheduler(first="buffer", window=2, max_factor=12.0)],
-                    text="`target_kl`, `BufferScheduler`",
-                )
-            },
-        ),
-        "value_head": Scenario(
-            fault=Overlay(
-                settings={"critic_model": {"head_init": "normal"}},
-                callbacks=lambda: [ScaledValueHead(100.0)],
-                text="value head × 100",
+            "adaptive": Overlay(
+                settings={"ppo": {"target_kl": 0.02}},
+                callbacks=lambda: [AdaptiveKL(target=5.0, horizon=48, min_coef=0.02, max_coef=1.0)],
+                text="`AdaptiveKL`, `target_kl`",
             ),
-            remedies={
-                "warmup": Overlay(
-                    settings={"ppo": {"value_clip_range": None}, "critic": {"max_grad_norm": 1.0}},
-                    callbacks=lambda: [ValueWarmup(num_iterations=8)],
-                    text="`ValueWarmup`, gradient clip of the critic, no value clip",
-                )
-            },
+        },
+    )
+
+
+def _entropy_collapse() -> Scenario:
+    """An entropy bonus of the wrong sign."""
+    return Scenario(
+        fault=Overlay(
+            callbacks=lambda: [EntropyPenalty(0.3)], text="entropy punished (wrong sign)"
         ),
-    }
+        remedies={
+            "target": Overlay(
+                callbacks=lambda: [EntropyTarget(relative=0.8, rate=0.2, max_coef=0.4)],
+                text="`EntropyTarget`",
+            )
+        },
+    )
+
+
+def _overfit_buffer() -> Scenario:
+    """Many passes over few responses."""
+    return Scenario(
+        fault=Overlay(
+            settings={
+                "ppo": {"num_update_epochs": 16},
+                "buffer": {"num_prompts": 8},
+            },
+            text="K = 16, 8 responses",
+        ),
+        remedies={
+            "scheduler": Overlay(
+                settings={"ppo": {"target_kl": 0.02}},
+                callbacks=lambda: [BufferScheduler(first="buffer", window=2, max_factor=12.0)],
+                text="`target_kl`, `BufferScheduler`",
+            )
+        },
+    )
+
+
+def _value_head() -> Scenario:
+    """A value head that starts with absurd values."""
+    return Scenario(
+        fault=Overlay(
+            settings={"critic_model": {"head_init": "normal"}},
+            callbacks=lambda: [ScaledValueHead(100.0)],
+            text="value head × 100",
+        ),
+        remedies={
+            "warmup": Overlay(
+                settings={"ppo": {"value_clip_range": None}, "critic": {"max_grad_norm": 1.0}},
+                callbacks=lambda: [ValueWarmup(num_iterations=8)],
+                text="`ValueWarmup`, gradient clip of the critic, no value clip",
+            )
+        },
+    )
 
 
 def _of_the_reward(fault_at: int) -> dict[str, Scenario]:

@@ -107,6 +107,11 @@ class BeforeAfter(pl.Callback):
         if not trainer.sanity_checking:
             self._answers, self._iterations = list(answers), trainer.current_epoch + 1
 
+    def on_iteration_end(self, trainer: pl.Trainer, module: Any, stats: Any) -> None:
+        """Forget the answers of a policy that was undone; called by the module on all ranks."""
+        if getattr(module, "went_back", False):
+            self._answers = ()
+
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._give_back(trainer)

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from ppo_lightning.configs.checks import require, require_positive
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.metrics import IterationStats
-from ppo_lightning.modules.controls import Request, ppo_dials
+from ppo_lightning.modules.controls import Request
 
 
 class Steering(pl.Callback):
@@ -43,14 +43,8 @@ class Steering(pl.Callback):
         """
 
     def law_value(self, pl_module: Any, dial: str) -> float:
-        """Return what this law has made of a dial, before any doctor or guard had its word.
-
-        Going on from the value in force would take their factors in again at every step.
-        """
-        requests = pl_module.controls.state_dict()["requests"]
-        own = [r for r in requests if (r["source"], r["dial"]) == (self.source, dial)]
-        configured = ppo_dials(pl_module.ppo, pl_module.kl)[dial].value
-        return float(own[0]["value"] if own else configured)
+        """Return what this law has made of a dial, before any doctor or guard had its word."""
+        return float(pl_module.controls.wanted(self.source, dial))
 
     def steer(
         self, pl_module: Any, dial: str, value: float, reason: str, *, until: int | None = None

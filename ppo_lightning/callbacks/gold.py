@@ -61,7 +61,8 @@ class GoldEarlyStopping(EarlyStopping):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if _has_gold(pl_module, self.answers):
+        # After a rollback the score is that of a policy which was undone.
+        if _has_gold(pl_module, self.answers) and not getattr(pl_module, "went_back", False):
             super().on_train_epoch_end(trainer, pl_module)
 
 

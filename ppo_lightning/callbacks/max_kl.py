@@ -12,6 +12,7 @@ from ppo_lightning.callbacks.controller import Steering, fresh_stats
 from ppo_lightning.configs.checks import require, require_positive
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.metrics import IterationStats
+from ppo_lightning.modules.stages import is_treated
 from ppo_lightning.types import Verdict
 
 Action = Literal["stop_update", "stop_run", "rollback"]
@@ -50,8 +51,7 @@ class MaxKL(Steering):
 
     @override
     def check(self, trainer: Any, pl_module: Any) -> None:
-        treated = any(getattr(callback, "treats_verdicts", False) for callback in trainer.callbacks)
-        if self.action == "rollback" and not treated:
+        if self.action == "rollback" and not is_treated(trainer, "kl_runaway"):
             raise ConfigError(
                 "`action: rollback` of MaxKL needs a callback that goes back: add "
                 "`ppo_lightning.callbacks.CheckpointRollback` to `trainer.callbacks`, or choose "

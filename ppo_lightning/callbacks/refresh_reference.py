@@ -29,6 +29,8 @@ class RefreshReference(pl.Callback):
             does not become the reference; None refreshes always.
     """
 
+    goes_back = True  # or a rollback would leave the reference on the policy that was undone
+
     def __init__(self, *, every_n_iterations: int, min_gain: float | None = None) -> None:
         require_at_least("every_n_iterations", every_n_iterations, 1)
         require_at_least("min_gain", min_gain, 0)
@@ -40,6 +42,7 @@ class RefreshReference(pl.Callback):
         self._due = False
         self._score: float | None = None  # at the last refresh, or in the first iteration
         self._weights: dict[str, Tensor] = {}  # the reference's own, once it was refreshed
+        self._first: dict[str, Tensor] = {}  # the reference's before it was ever refreshed
         self._to_restore = False
 
     @override
@@ -85,6 +88,13 @@ class RefreshReference(pl.Callback):
             self._refresh(module, self._weights)
             self._to_restore = False
 
+    def after_going_back(self, module: Any) -> None:
+        """Put the reference back too; called when a rollback has restored this object's state."""
+        if self._to_restore:
+            self._restore(module)
+        elif self._first:
+            self._refresh(module, self._first)
+
     # ------------------------------------------------------------------ refreshing
 
     def on_iteration_end(self, trainer: Any, module: Any, stats: Any) -> None:
@@ -111,6 +121,8 @@ class RefreshReference(pl.Callback):
 
     def _refresh(self, module: Any, weights: dict[str, Tensor] | None) -> None:
         actor = module.networks.actor
+        if not self._first:
+            self._first = module.reference.as_it_is(actor)
         module.reference.refresh(actor, weights)
         module.forget_reference_answers()
         self._weights = module.reference.taken_over(actor)

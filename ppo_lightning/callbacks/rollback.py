@@ -75,8 +75,6 @@ class CheckpointRollback(pl.Callback):
         thresholds: Of its own detectors.
     """
 
-    treats_verdicts = True
-
     def __init__(
         self,
         *,
@@ -218,8 +216,12 @@ class CheckpointRollback(pl.Callback):
 
     # ------------------------------------------------------------------ what they do
 
+    def treats(self, illness: str) -> bool:
+        """Whether it goes back on an illness."""
+        return self.illnesses is None or illness in self.illnesses
+
     def _acts_on(self, verdict: Verdict) -> bool:
-        return self.illnesses is None or verdict.illness in self.illnesses
+        return self.treats(verdict.illness)
 
     def _keep(self, module: Any, iteration: int) -> bool:
         assert self._store is not None

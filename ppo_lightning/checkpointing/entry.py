@@ -16,7 +16,7 @@ from ppo_lightning.errors import CheckpointError
 from ppo_lightning.models import fingerprint
 
 KEY = "ppo_lightning"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def frozen_names(module: nn.Module) -> set[str]:

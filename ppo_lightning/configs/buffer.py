@@ -17,7 +17,8 @@ class BufferConfig:
         num_minibatches: Optimiser steps in one pass over the buffer. Where the sizes do not
             divide, minibatches differ by one response.
         num_tokens: Response tokens in one iteration, about: the number of prompts follows the
-            length of the responses in the iteration before. None keeps to ``num_prompts``.
+            tokens that counted for a prompt in the iteration before. None keeps to
+            ``num_prompts``.
     """
 
     num_prompts: int = 64

@@ -22,8 +22,9 @@ class KLConfig:
             sum on its last token, ``loss`` adds the KL to the loss (``k2`` or ``full`` only:
             their gradient is that of the KL).
         max_kl_ref: An update stops where the policy, moving away, is farther than this from the
-            reference; nats per response, measured on the minibatch. An update that begins beyond it
-            takes one step all the same, to be able to come back. None sets no bound.
+            reference; nats per response, measured on the minibatch. A buffer that lies beyond it
+            trains the way back: its scores count nothing, only the penalty does. None sets no
+            bound.
         max_kl_ref_per_token: The same in nats per token.
     """
 

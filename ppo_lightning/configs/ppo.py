@@ -42,7 +42,8 @@ class PPOConfig:
         gae_lambda: λ of the actor's advantages: 0 is one-step TD, 1 is Monte Carlo.
         value_gae_lambda: λ of the critic's returns; None takes ``gae_lambda``.
         bootstrap_truncated: Use V after the last token of a response without end token.
-        whiten_advantages: Centre and scale advantages over the whole buffer.
+        whiten_advantages: Centre and scale advantages over the whole buffer; those of ``rloo`` and
+            ``group`` are scaled only.
         vf_coef: Weight of the value loss, which has no factor ½.
         value_clip_range: Clip of V around the old value; None turns it off.
         value_huber_delta: Huber loss instead of the square beyond this error; None is the square.

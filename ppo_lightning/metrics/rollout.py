@@ -54,13 +54,14 @@ class RolloutStats:
         "rollout/prompt_score_std",
         "reward",
         "mean over prompts",
-        "spread of the scores of one prompt's responses; only with `responses_per_prompt` above 1",
+        "spread of the raw scores of one prompt's responses; only with `responses_per_prompt` "
+        "above 1",
     )
     flat_prompt_share: float | None = metric(
         "rollout/flat_prompt_share",
         "share",
         "mean over prompts",
-        "prompts whose responses all have the same score: too hard or too easy",
+        "prompts whose responses all have the same raw score: too hard or too easy",
         note="they teach nothing; near 1 there is nothing to learn from",
     )
     raw_score_mean: float | None = metric(
@@ -80,7 +81,8 @@ class RolloutStats:
         "rollout/reward_mean",
         "reward",
         "mean over responses",
-        "what PPO maximises: score minus `kl_coef` times the response's KL to the reference",
+        "what PPO maximises: score minus `kl_coef` times the response's KL to the reference, where "
+        "that is part of the reward",
     )
     kl_ref: float | None = metric(
         "rollout/kl_ref",

@@ -78,6 +78,12 @@ class UpdateStats:
         "state",
         "1 if a bound on KL(policy‖reference) ended the update",
     )
+    kl_returning: float | None = metric(
+        "update/kl_returning",
+        "0 or 1",
+        "state",
+        "1 if the buffer was beyond such a bound, and trained nothing but the way back",
+    )
     penalty_coef: float | None = metric(
         "update/penalty_coef",
         "1",

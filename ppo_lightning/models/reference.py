@@ -121,6 +121,19 @@ class ReferencePolicy:
         own = dict(self._model.named_parameters())
         return {name: own[name] for name in trained_weights(actor)}
 
+    @torch.no_grad()
+    def as_it_is(self, actor: nn.Module) -> dict[str, Tensor]:
+        """Return weights from which ``refresh`` makes the present reference again; on the CPU.
+
+        An adapter that is off says what one does whose second factor is 0.
+        """
+        return {
+            name: torch.zeros_like(weight, device="cpu")
+            if self.adapter_off and _is_lora_b(name)
+            else weight.detach().to("cpu", copy=True)
+            for name, weight in self.taken_over(actor).items()
+        }
+
     def require_alike(self, actor: nn.Module) -> None:
         """Refuse an actor whose weights a full reference cannot take.
 

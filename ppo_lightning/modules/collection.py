@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
 from ppo_lightning.distributed import all_reduce_sum
 from ppo_lightning.functional import in_flat_group
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.modules.decision import Limits
 from ppo_lightning.rewards import RewardPipeline, RewardResult
 from ppo_lightning.rollout import (
     NetworkScores,
@@ -41,6 +44,8 @@ class Collected:
         experience: The buffer.
         kept: Responses that are in the buffer: with tokens, a usable score, and finite numbers from
             all networks. ``[B]`` bool.
+        returning: Whether the policy is beyond a bound on its KL to the reference, so that the
+            buffer is to train the way back.
         nonfinite: Responses of which a network gave a number that is not finite. ``[B]`` bool.
     """
 
@@ -52,6 +57,7 @@ class Collected:
     experience: Experience
     kept: Tensor
     nonfinite: Tensor
+    returning: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +98,7 @@ class Collection:
         num_responses: int,
         kl_coef: float,
         policy_version: int,
+        limits: Limits,
     ) -> Collected:
         """Make the buffer of one iteration.
 
@@ -101,6 +108,7 @@ class Collection:
             num_responses: Responses over all ranks.
             kl_coef: β in force.
             policy_version: Optimiser steps behind the current weights.
+            limits: On the KL to the reference.
         """
         with self.stage("rollout"), self.precision():
             rollout = self._sample(prompts, policy_version)
@@ -113,7 +121,7 @@ class Collection:
             kept = _scored(result, rollout) & finite
             experience, shaped = build_experience(
                 rollout,
-                result.scores.to(rollout.response_ids.device),
+                result.scores.to(kept.device),
                 networks,
                 used=self._used(kept, rollout, result),
                 ppo=self.ppo,
@@ -132,6 +140,7 @@ class Collection:
             experience=experience,
             kept=kept,
             nonfinite=~finite,
+            returning=_beyond(limits, networks, kept),
         )
 
     def _used(self, kept: Tensor, rollout: Rollout, result: RewardResult) -> Tensor:
@@ -161,6 +170,7 @@ class Collection:
             temperature=self.sampling.temperature,
             estimator=self.kl.estimator,
             max_tokens=self.ppo.microbatch_tokens,
+            values=self.ppo.advantage == "gae",
             final_values=self.ppo.bootstrap_truncated,
         )
 
@@ -169,3 +179,14 @@ def _scored(result: RewardResult, rollout: Rollout) -> Tensor:
     """Responses with tokens and a usable score. ``[B]`` bool."""
     written = rollout.response_mask.any(1)
     return ~result.dropped.to(written.device) & written
+
+
+def _beyond(limits: Limits, networks: NetworkScores, kept: Tensor) -> bool:
+    """Whether the policy is beyond a bound on its KL to the reference, over all ranks."""
+    if limits.kl_ref == limits.kl_ref_per_token == inf:
+        return False
+    log_ratio = (networks.logprobs - networks.ref_logprobs).double().sum(1)[kept].sum()
+    tokens = (networks.logprobs != 0)[kept].sum()
+    own = torch.stack([log_ratio, kept.sum().double(), tokens.double()])
+    kl, responses, num_tokens = all_reduce_sum(own).tolist()
+    return limits.beyond_reference(kl, responses=responses, tokens=num_tokens)

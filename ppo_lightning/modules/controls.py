@@ -6,6 +6,7 @@ the requests, and a journal tells who changed what and when.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
@@ -94,6 +95,7 @@ class Controls:
         self._dials = dict(dials)
         self._requests: dict[tuple[str, str], Request] = {}
         self._laws: dict[str, str] = {}
+        self._former_laws: dict[str, str] = {}
         self.iteration = 0
         self.journal: list[dict[str, Any]] = []
 
@@ -101,6 +103,15 @@ class Controls:
         self._known(dial)
         requests = [request for request in self._requests.values() if request.dial == dial]
         return merged_value(self._dials[dial], requests, iteration=self.iteration)
+
+    def wanted(self, source: str, dial: str) -> float:
+        """Return what a law made of a dial, before later layers had their word.
+
+        A law goes on from this; from the value in force it would take their factors in again.
+        """
+        self._known(dial)
+        own = self._requests.get((source, dial))
+        return self._dials[dial].value if own is None or own.value is None else own.value
 
     def claim(self, dial: str, source: str) -> None:
         """Register the law that steers a dial.
@@ -121,8 +132,13 @@ class Controls:
         Returns:
             Value in force afterwards.
         """
+        if math.isnan(request.value or 0.0) or math.isnan(request.factor or 0.0):
+            raise ConfigError(f"{request.source} asks for a `{request.dial}` that is not a number.")
         before = self[request.dial]
-        self._requests[request.source, request.dial] = request
+        key = request.source, request.dial
+        if self._requests.get(key) != request:
+            self._requests.pop(key, None)  # the last made stands last
+            self._requests[key] = request
         return self._journalled(request.dial, request.source, before, request.reason)
 
     def withdraw(self, source: str, dial: str) -> float:
@@ -145,7 +161,12 @@ class Controls:
     def state_dict(self) -> dict[str, Any]:
         """Requests and journal as plain containers."""
         requests = [asdict(request) for request in self._requests.values()]
-        return {"requests": requests, "journal": list(self.journal), "iteration": self.iteration}
+        return {
+            "requests": requests,
+            "laws": dict(self._laws),
+            "journal": list(self.journal),
+            "iteration": self.iteration,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore requests and journal; configured values stay those of the running config."""
@@ -153,6 +174,14 @@ class Controls:
         self._requests = {(request.source, request.dial): request for request in requests}
         self.journal = list(state["journal"])
         self.iteration = int(state["iteration"])
+        self._former_laws = dict(state["laws"])
+
+    def drop_unclaimed(self) -> None:
+        """Withdraw what laws of the resumed run asked for that this run does not have."""
+        for dial, source in self._former_laws.items():
+            if self._laws.get(dial) != source:
+                self.withdraw(source, dial)
+        self._former_laws = {}
 
 
 def ppo_dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:

@@ -31,6 +31,10 @@ class Limits:
     kl_ref: float = inf
     kl_ref_per_token: float = inf
 
+    def beyond_reference(self, kl: float, *, responses: float, tokens: float) -> bool:
+        """Whether a KL to the reference, summed over responses, is beyond one of the bounds."""
+        return kl > self.kl_ref * responses or kl > self.kl_ref_per_token * tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
@@ -43,12 +47,15 @@ class StepReport:
         kl_old: KL(old‖new) of the minibatch over all ranks, nats per token.
         actor_norm: Gradient norm of the actor before clipping.
         critic_norm: Gradient norm of the critic before clipping.
+        first_error: max |log π_θ − log π_old| over all ranks, where the policy is still the one
+            that sampled; None at later steps.
     """
 
     decision: Decision
     kl_old: float
     actor_norm: float
     critic_norm: float
+    first_error: float | None = None
 
     @property
     def stops(self) -> bool:
@@ -73,7 +80,7 @@ def report_of(
     bad = bad + (~actor_norm.isfinite()).double() + (~critic_norm.isfinite()).double()
     added = [terms.sums[SUMS.index(name)] for name in _ADDED]
     agreed = all_reduce_sum(torch.stack([*added, bad]))
-    norms = torch.stack([actor_norm, critic_norm]).to(agreed)
+    norms = torch.stack([actor_norm.to(agreed), critic_norm.to(agreed)])
     *totals, num_bad, actor, critic = torch.cat([agreed, norms]).tolist()
     total = dict(zip(_ADDED, totals, strict=True))
     decision: Decision = "step"
@@ -95,7 +102,6 @@ def _beyond_cap(total: dict[str, float], limits: Limits) -> bool:
     One that is on its way back goes on: a policy beyond the bound could not return otherwise.
     """
     moved_away = total["kl_ref"] > total["kl_ref_before"]
-    return moved_away and (
-        total["kl_ref"] > limits.kl_ref * total["sequences"]
-        or total["kl_ref"] > limits.kl_ref_per_token * total["tokens"]
+    return moved_away and limits.beyond_reference(
+        total["kl_ref"], responses=total["sequences"], tokens=total["tokens"]
     )

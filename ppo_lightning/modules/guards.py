@@ -6,7 +6,6 @@ import warnings
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ppo_lightning.distributed import rank
 from ppo_lightning.errors import UpdateError
@@ -40,11 +39,11 @@ class SelfCheck:
     def __init__(self, mode: Literal["warn", "error", "off"]) -> None:
         self.mode = mode
 
-    def __call__(self, error: Tensor, dtype: torch.dtype) -> None:
+    def __call__(self, error: float, dtype: torch.dtype) -> None:
         """Compare the largest |log ratio| with what rounding explains.
 
         Args:
-            error: max |log π_θ − log π_old| over the minibatch. 0-d.
+            error: max |log π_θ − log π_old| over the minibatch, on all ranks.
             dtype: Coarsest dtype of the forward pass.
 
         Raises:
@@ -52,11 +51,11 @@ class SelfCheck:
         """
         if self.mode == "off":
             return
-        tolerance, found = TOLERANCE[dtype], float(error)
-        if not found > tolerance:  # a nan is the business of the guard on steps
+        tolerance = TOLERANCE[dtype]
+        if not error > tolerance:  # a nan is the business of the guard on steps
             return
         message = (
-            f"The ratio is not 1 before the first update: |log ratio| reaches {found:.2g}, "
+            f"The ratio is not 1 before the first update: |log ratio| reaches {error:.2g}, "
             f"rounding in {dtype} explains {tolerance:.2g}. The rollout's log-probabilities and "
             "the update's are of different distributions. Usual causes: dropout left on in a "
             "custom model, a module that behaves differently in `train()`, an attention "
@@ -167,6 +166,9 @@ def warn_of_idle_update(stats: IterationStats) -> None:
             "every response was dropped, for want of tokens, a finite score or finite "
             "log-probabilities"
         )
+    elif stats.kl_stopped or stats.kl_capped:
+        bound = "`ppo.target_kl`" if stats.kl_stopped else "`kl.max_kl_ref` or `..._per_token`"
+        reason = f"{bound} was exceeded at the first of them"
     elif not stats.num_tokens:
         reason = (
             "no response counts: `reward_processing.mask_truncated` leaves out what ended without "

@@ -157,7 +157,7 @@ def build_scheduler(
     critic: GroupConfig,
     total_steps: int | None,
     factors: Callable[[str], float],
-    actor_delay: Callable[[], int] = lambda: 0,
+    rested: Callable[[str], int] = lambda name: 0,
 ) -> LambdaLR:
     """Schedule both groups over *planned* optimiser steps, taken or not.
 
@@ -167,8 +167,8 @@ def build_scheduler(
         critic: Warm-up and schedule of the critic.
         total_steps: Planned steps of the whole run; None where it has no end.
         factors: Factor on a group's rate that is in force now, by the group's name.
-        actor_delay: Planned steps that the actor has sat out: its schedule begins after them, and
-            ends with the run all the same.
+        rested: Planned steps of the run so far in which a group, by name, was not to be trained:
+            its schedule counts the others, and ends with the run all the same.
 
     Raises:
         ConfigError: A schedule that ends with the run, in a run without end.
@@ -181,11 +181,11 @@ def build_scheduler(
 
     def law(name: str, group: GroupConfig) -> Callable[[int], float]:
         def factor(step: int) -> float:
-            delay = actor_delay() if name == "actor" else 0
+            idle = rested(name)
             scheduled = lr_factor(
-                step - delay,
+                max(0, step - idle),  # torch asks for step 0 when a run is resumed
                 warmup_steps=group.warmup,
-                total_steps=None if total_steps is None else total_steps - delay,
+                total_steps=None if total_steps is None else max(0, total_steps - idle),
                 schedule=group.schedule,
                 min_ratio=group.min_lr_ratio,
             )

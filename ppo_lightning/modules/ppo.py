@@ -28,7 +28,6 @@ from ppo_lightning.configs import (
 )
 from ppo_lightning.diagnostics import review_scores
 from ppo_lightning.distributed import all_reduce_sum
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import moments
 from ppo_lightning.models import (
     ActorCritic,
@@ -54,7 +53,7 @@ from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.text_mix import TextMix
 from ppo_lightning.modules.trainer_checks import check_trainer, run_callbacks
 from ppo_lightning.modules.update import Objective
-from ppo_lightning.modules.update_steps import UpdateSteps
+from ppo_lightning.modules.update_steps import PENALTY, UpdateSteps
 from ppo_lightning.modules.updater import Updater
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardResult, RewardTerm
 from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
@@ -166,17 +165,20 @@ class PPOModule(UpdateSteps):
             iteration: Number of the iteration.
             num_responses: Responses over all ranks.
         """
-        self.begin_iteration(iteration)
         collected = self._collection().run(
             prompts.to(self.device),
             iteration=iteration,
             num_responses=num_responses,
             kl_coef=self.controls["kl_coef"],
             policy_version=self.global_step,
+            limits=self.updater.limits(),
         )
+        self.updater.returning = collected.returning
         if iteration == 0 and self.guards.advice != "off":
             self._review_scores(collected.result)
-        self.ledger.add_rollout(collected, self.controls["kl_coef"], self.reward_pipeline.weights)
+        in_reward = self.kl.placement != "loss"
+        kl_coef = self.controls["kl_coef"] if in_reward else 0.0
+        self.ledger.add_rollout(collected, kl_coef, self.reward_pipeline.weights)
         call_listeners(self, "on_rollout_end", collected)
         return collected.experience
 
@@ -266,31 +268,22 @@ class PPOModule(UpdateSteps):
     @override
     def configure_optimizers(self) -> Any:
         assert self.networks is not None
-        scale = self._lr_scale()
         optimizer = build_optimizer(
             list(self.networks.actor_parameters()),
             list(self.networks.critic_parameters()),
             config=self.optimizer_config,
-            actor_lr=self.actor.lr * scale,
-            critic_lr=self.critic.lr * scale,
+            actor_lr=self.actor.lr,
+            critic_lr=self.critic.lr,
         )
         scheduler = build_scheduler(
             optimizer,
             actor=self.actor,
             critic=self.critic,
             total_steps=self._end_of_schedules(),
-            factors=lambda name: self.controls[f"{name}_lr_factor"],
-            actor_delay=lambda: self.actor_delay,
+            factors=lambda name: self.controls[f"{name}_lr_factor"] * self.lr_scale,
+            rested=lambda name: self.rested[name],
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-    def _lr_scale(self) -> float:
-        buffer = getattr(getattr(self.trainer, "datamodule", None), "buffer", None)
-        if self.optimizer_config.lr_scaling == "none":
-            return 1.0
-        if buffer is None:
-            raise ConfigError("`optimizer.lr_scaling` needs a data module with a `buffer`.")
-        return self.optimizer_config.lr_scale(buffer.num_responses / buffer.num_minibatches)
 
     def _end_of_schedules(self) -> int | None:
         if self.actor.schedule == self.critic.schedule == "constant":
@@ -316,7 +309,10 @@ class PPOModule(UpdateSteps):
         mix = None
         if self.ptx is not None:
             seed = getattr(datamodule, "seed", 0)
-            mix = TextMix.build(self.ptx, self.tokenizer, seed=seed)
+            positions = position_limits(self.policy, self.critic_model, self.reference_config)
+            mix = TextMix.build(
+                self.ptx, self.tokenizer, seed=seed, max_positions=positions.get("policy.path")
+            )
         objective = Objective(
             networks=self.networks,
             reference=self.reference,
@@ -342,6 +338,20 @@ class PPOModule(UpdateSteps):
         self._updater = self._build_updater()
 
     @override
+    def setup(self, stage: str) -> None:
+        """Begin a fit as a new run; a checkpoint that is resumed is loaded later."""
+        if stage == "fit":
+            self.start_anew()
+            self.reward_pipeline.load_state_dict({})
+            if self.ppo.objective == "penalty":
+                self.controls.claim("penalty_coef", PENALTY)
+
+    @override
+    def on_train_start(self) -> None:
+        """Let go of what laws of the resumed run asked for that this run does not have."""
+        self.controls.drop_unclaimed()
+
+    @override
     def teardown(self, stage: str) -> None:
         """Let the rewards go of what they loaded; the next run sets them up again."""
         self.reward_pipeline.close()
@@ -355,7 +365,7 @@ class PPOModule(UpdateSteps):
         extra = {
             "controls": self.controls.state_dict(),
             "skipped_in_a_row": self.skips.in_a_row,
-            "actor_delay": self.actor_delay,
+            "rested": dict(self.rested),
             "rewards": self.reward_pipeline.state_dict(),
             "models": {
                 "policy": asdict(self.policy),
@@ -385,5 +395,5 @@ class PPOModule(UpdateSteps):
         self._resumed = entry  # the rest is checked once the rewards are loaded
         self.controls.load_state_dict(entry["controls"])
         self.skips.in_a_row = int(entry["skipped_in_a_row"])
-        self.actor_delay = int(entry["actor_delay"])
+        self.rested = dict(entry["rested"])
         self.reward_pipeline.load_state_dict(entry["rewards"])

@@ -107,7 +107,7 @@ class IterationLedger:
 
         Args:
             collected: Buffer and measurements.
-            kl_coef: β in force.
+            kl_coef: β in the rewards of the buffer.
             weights: Of the reward components.
         """
         self.policy_version = collected.rollout.policy_version
@@ -149,8 +149,8 @@ class IterationLedger:
         self.kl_stopped |= report.decision == "kl_stop"
         self.kl_capped |= report.decision == "kl_cap"
         if part != "critic":
-            if self.first_ratio_error is None:
-                self.first_ratio_error = float(all_reduce_max(terms.first_error))
+            if report.first_error is not None:
+                self.first_ratio_error = report.first_error
             self.kl_old_last = report.kl_old
         self._steps.append((part, terms, report))
 
@@ -334,8 +334,8 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
 
 
 def prompt_stats(collected: Collected) -> dict[str, float | None]:
-    """Spread of the scores within prompts, over all ranks; nothing where each has one response."""
-    scores, groups = collected.result.scores, collected.rollout.prompts.groups
+    """Spread of the raw scores within prompts, over all ranks; nothing where each has one."""
+    scores, groups = collected.result.raw, collected.rollout.prompts.groups
     compared, flat, spread = group_spread(
         scores.to(groups.device), groups, collected.kept, reduce=all_reduce_sum
     )

@@ -55,3 +55,9 @@ def call_listeners(module: pl.LightningModule, hook: str, *arguments: Any) -> No
         listener = getattr(callback, hook, None)
         if listener is not None:
             listener(trainer, module, *arguments)
+
+
+def is_treated(trainer: Any, illness: str) -> bool:
+    """Whether a callback acts on an illness: one whose method ``treats`` says so."""
+    listeners = (getattr(callback, "treats", None) for callback in trainer.callbacks)
+    return any(treats(illness) for treats in listeners if treats is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from ppo_lightning.configs import PTXConfig
 from ppo_lightning.data import PromptSet, as_source, shuffled_order
-from ppo_lightning.distributed import rank, world_size
+from ppo_lightning.distributed import max_over_ranks, rank, world_size
 from ppo_lightning.errors import ConfigError, DataError
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.update import Objective, touch
+from ppo_lightning.rollout import microbatch_rows
 from ppo_lightning.types import MiniBatch, Sequences
 
 
@@ -35,17 +36,31 @@ class TextMix:
     seed: int
 
     @classmethod
-    def build(cls, config: PTXConfig, tokenizer: Any, *, seed: int) -> TextMix:
+    def build(
+        cls, config: PTXConfig, tokenizer: Any, *, seed: int, max_positions: int | None = None
+    ) -> TextMix:
         """Read and tokenise the texts; each ends with the end token.
 
+        Args:
+            config: Where they are.
+            tokenizer: The actor's.
+            seed: Of their order.
+            max_positions: Most tokens that the actor can read; None is unlimited.
+
         Raises:
-            ConfigError: A step has fewer texts than there are ranks.
+            ConfigError: A step has fewer texts than there are ranks, or a piece may be longer than
+                the actor can read.
             DataError: The texts cannot be read, or have no two tokens.
         """
         if config.batch_size < world_size():
             raise ConfigError(
                 f"`ptx.batch_size` ({config.batch_size}) must be at least the number of ranks "
                 f"({world_size()})."
+            )
+        if max_positions is not None and config.max_length > max_positions:
+            raise ConfigError(
+                f"`ptx.max_length` ({config.max_length}) exceeds the {max_positions} positions of "
+                "the policy."
             )
         texts = config.texts if isinstance(config.texts, str) else list(config.texts)
         end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
@@ -84,17 +99,28 @@ class TextMix:
         chosen = self._chosen(iteration * batch.num_steps + batch.step)
         count = sum(len(self.pieces[number]) - 1 for number in chosen)
         device = terms.sums.device
-        sequences = self._sequences(chosen[rank() :: world_size()], device)
+        whole = self._sequences(chosen[rank() :: world_size()], device)
+        loss, nll = terms.loss, torch.zeros_like(terms.sums[0])
+        for sequences in _pieces(whole, objective.ppo.microbatch_tokens):
+            part = self._nll(sequences, objective)
+            own = self.config.coef * part * world_size() / count
+            # Ranks add up all parameters at each backward, whichever they are of.
+            everything = [*parameters["actor"], *parameters["critic"]]
+            backward(own + touch(everything) if world_size() > 1 else own)
+            loss, nll = loss + own.detach(), nll + part.detach()
+        sums = terms.sums.clone()
+        sums[SUMS.index("ptx_loss")] += nll
+        sums[SUMS.index("ptx_tokens")] += whole.response_mask.sum()
+        return terms._replace(loss=loss, sums=sums)
+
+    @staticmethod
+    def _nll(sequences: Sequences, objective: Objective) -> Tensor:
+        """−log p of the valid tokens, summed; at temperature 1, as a text is no rollout."""
         found = objective.networks(
             sequences, temperature=1.0, values=False, entropy=False, final_values=False
         )
-        nll = -found.logprobs.masked_fill(~sequences.response_mask, 0).sum()
-        loss = self.config.coef * nll * world_size() / count
-        backward(loss + touch(parameters["critic"]) if world_size() > 1 else loss)
-        sums = terms.sums.clone()
-        sums[SUMS.index("ptx_loss")] += nll.detach()
-        sums[SUMS.index("ptx_tokens")] += sequences.response_mask.sum()
-        return terms._replace(loss=terms.loss + loss.detach(), sums=sums)
+        nll: Tensor = -found.logprobs.masked_fill(~sequences.response_mask, 0).sum()
+        return nll
 
     def _chosen(self, step: int) -> list[int]:
         size = self.config.batch_size
@@ -116,3 +142,12 @@ class TextMix:
             response_ids=ids,
             response_mask=mask,
         ).to(device)
+
+
+def _pieces(whole: Sequences, max_tokens: int | None) -> list[Sequences]:
+    """Cut a step's texts by the token budget, into equally many pieces on every rank."""
+    rows = microbatch_rows(whole, max_tokens=max_tokens)
+    pieces = [whole.select(group).trimmed() for group in rows]
+    wanted = max_over_ranks(len(pieces), whole.response_ids.device)
+    nothing = replace(pieces[0], response_mask=torch.zeros_like(pieces[0].response_mask))
+    return pieces + [nothing] * (wanted - len(pieces))

@@ -35,6 +35,7 @@ def capture(module: Any) -> dict[str, Any]:
         "scheduler": module.lr_schedulers().state_dict(),
         "rewards": module.reward_pipeline.state_dict(),
         "skipped_in_a_row": module.skips.in_a_row,
+        "rested": dict(module.rested),
         "callbacks": {c.state_key: c.state_dict() for c in _going_back(module)},
     }
 
@@ -61,9 +62,12 @@ def restore(module: Any, state: Mapping[str, Any]) -> None:
     module.lr_schedulers().load_state_dict(copied(state["scheduler"]))
     module.reward_pipeline.load_state_dict(state["rewards"])
     module.skips.in_a_row = int(state["skipped_in_a_row"])
+    module.rested = dict(state["rested"])
     for callback in _going_back(module):
         if (own := state["callbacks"].get(callback.state_key)) is not None:
             callback.load_state_dict(move_data_to_device(copied(own), module.device))
+            getattr(callback, "after_going_back", lambda module: None)(module)
+    module.went_back = True
 
 
 def all_finite(state: Mapping[str, Any]) -> bool:

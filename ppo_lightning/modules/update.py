@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from ppo_lightning.modules.passes import Part
 from ppo_lightning.rollout import microbatch_rows
 from ppo_lightning.rollout.experience import Reference
 from ppo_lightning.types import Experience, Sequences
+
+_COLUMNS = ("old_logprobs", "old_values", "ref_logprobs", "advantages", "returns")
+"""Fields of ``Experience`` with a number for each response token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,8 @@ def touch(parameters: Sequence[nn.Parameter]) -> Tensor:
     Ranks add their gradients up parameter by parameter: one that has none on any would keep all of
     them waiting.
     """
-    return torch.stack([p.flatten()[0].float() for p in parameters]).sum() * 0.0
+    # Sums of nothing: a value that is not finite cannot get in.
+    return torch.stack([p.flatten()[:0].float().sum() for p in parameters]).sum()
 
 
 @torch.no_grad()
@@ -122,14 +127,14 @@ def kl_old_of(minibatch: Experience, objective: Objective, coefficients: Coeffic
     """Measure KL(old‖new) on a minibatch with the current weights, over all ranks.
 
     Returns:
-        Nats per token; 0 where no token is valid.
+        Nats per token; nan where no token is valid.
     """
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=minibatch.old_logprobs.device)
     for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
         terms = objective.microbatch(microbatch, coefficients, Counts(1.0, 1.0), "actor")
         sums = sums + terms.sums
     kl_sum, tokens = all_reduce_sum(sums[[SUMS.index("kl_old"), SUMS.index("tokens")]]).tolist()
-    return kl_sum / tokens if tokens else 0.0
+    return kl_sum / tokens if tokens else math.nan
 
 
 def microbatches(minibatch: Experience, max_tokens: int | None) -> list[Experience]:
@@ -148,36 +153,14 @@ def _trimmed(batch: Experience) -> Experience:
     """Drop the columns that are padding in every row."""
     sequences = batch.sequences.trimmed()
     width = sequences.response_ids.shape[1]
-    return Experience(
-        sequences=sequences,
-        old_logprobs=batch.old_logprobs[:, :width],
-        old_values=batch.old_values[:, :width],
-        ref_logprobs=batch.ref_logprobs[:, :width],
-        advantages=batch.advantages[:, :width],
-        returns=batch.returns[:, :width],
-        indices=batch.indices,
-        num_responses=batch.num_responses,
-        iteration=batch.iteration,
-        policy_version=batch.policy_version,
-    )
+    columns = {name: getattr(batch, name)[:, :width] for name in _COLUMNS}
+    return replace(batch, sequences=sequences, **columns)
 
 
 def _dummy(like: Experience) -> Experience:
     """One row that is read but counts nowhere: a prompt token and no valid response token."""
     ids = like.sequences.prompt_ids.new_zeros((1, 1))
     real = torch.ones_like(ids, dtype=torch.bool)
-    zeros = like.old_logprobs.new_zeros((1, 1))
-    return Experience(
-        sequences=Sequences(
-            prompt_ids=ids, prompt_mask=real, response_ids=ids, response_mask=~real
-        ),
-        old_logprobs=zeros,
-        old_values=zeros,
-        ref_logprobs=zeros,
-        advantages=zeros,
-        returns=zeros,
-        indices=ids[0],
-        num_responses=like.num_responses,
-        iteration=like.iteration,
-        policy_version=like.policy_version,
-    )
+    sequences = Sequences(prompt_ids=ids, prompt_mask=real, response_ids=ids, response_mask=~real)
+    columns = {name: getattr(like, name).new_zeros((1, 1)) for name in _COLUMNS}
+    return replace(like, sequences=sequences, indices=ids[0], **columns)

@@ -8,9 +8,16 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from ppo_lightning.configs import GuardConfig, KLConfig, PPOConfig, ValidationConfig
-from ppo_lightning.distributed import any_rank
+from ppo_lightning.configs import (
+    GuardConfig,
+    KLConfig,
+    OptimizerConfig,
+    PPOConfig,
+    ValidationConfig,
+)
+from ppo_lightning.distributed import any_rank, gather_objects
 from ppo_lightning.functional import adapted_penalty_coef
+from ppo_lightning.metrics import IterationStats
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.controls import Controls, Request, ppo_dials
 from ppo_lightning.modules.guards import SamplerCheck, SkipCounter, warn_of_idle_update
@@ -18,9 +25,13 @@ from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.optim import advance, refresh
 from ppo_lightning.modules.passes import Part
 from ppo_lightning.modules.reporting import IterationLedger, log_iteration
-from ppo_lightning.modules.stages import call_listeners
+from ppo_lightning.modules.stages import call_listeners, is_treated
 from ppo_lightning.modules.updater import Updater
 from ppo_lightning.types import MiniBatch, Verdict
+
+PENALTY = "PPO-Penalty"
+_NONFINITE = "nonfinite_update"
+_OF_THE_CRITIC = ("explained_variance", "value_mean", "return_mean")
 
 
 class UpdateSteps(HeldOutSteps):
@@ -35,6 +46,7 @@ class UpdateSteps(HeldOutSteps):
     """
 
     networks: ActorCritic | None
+    optimizer_config: OptimizerConfig
 
     def __init__(
         self,
@@ -50,15 +62,23 @@ class UpdateSteps(HeldOutSteps):
         self.ppo = ppo
         self.kl = kl
         self.guards = guards
-        self.controls = Controls(ppo_dials(ppo, kl))
-        self.ledger = IterationLedger(components)
-        self.skips = SkipCounter(guards.max_skipped_steps)
-        self.sampler_check = SamplerCheck(guards.self_check)
-        self.verdicts: list[Verdict] = []
-        self.stop_requested = False
-        self.actor_delay = 0  # planned steps that the actor has sat out
+        self.components = components
+        self.start_anew()
         self.checkpoint_complete = True
         self._updater: Updater | None = None
+
+    def start_anew(self) -> None:
+        """Forget what an earlier run has changed, but for the weights."""
+        self.controls = Controls(ppo_dials(self.ppo, self.kl))
+        self.ledger = IterationLedger(self.components)
+        self.skips = SkipCounter(self.guards.max_skipped_steps)
+        self.sampler_check = SamplerCheck(self.guards.self_check)
+        self.verdicts: list[Verdict] = []
+        self.stop_requested = False
+        self.rested = {"actor": 0, "critic": 0}  # planned steps in which it was not to be trained
+        self._minibatch_size: float | None = None
+        self._stop_known = False
+        self.went_back = False
 
     @property
     @override
@@ -69,7 +89,7 @@ class UpdateSteps(HeldOutSteps):
         """Forget the iteration before; the buffer's maker calls it."""
         self.controls.iteration = iteration
         self.checkpoint_complete = False
-        self.stop_requested = False
+        self.stop_requested = self.went_back = False
         self.updater.begin()
         self.verdicts.clear()
         self.clock.reset()
@@ -81,16 +101,26 @@ class UpdateSteps(HeldOutSteps):
         assert self._updater is not None
         return self._updater
 
+    @property
+    def lr_scale(self) -> float:
+        """Factor on both learning rates that the size of the current minibatches asks for."""
+        size = self._minibatch_size
+        return 1.0 if size is None else self.optimizer_config.lr_scale(size)
+
     @override
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
         scheduler: Any = self.lr_schedulers()
         if batch.is_first:
-            refresh(scheduler)  # a callback may have asked for another rate between iterations
+            # Callbacks may have asked for another rate, or another size of the buffer.
+            per_pass = batch.num_steps / batch.num_epochs
+            self._minibatch_size = batch.experience.num_responses / per_pass
+            self._stop_known = self.trainer.should_stop
+            refresh(scheduler)
         part = None if self.stop_requested else self.updater.part(batch)
         if part is not None:
             with self.clock.stage(self, "update"):
                 self._update(batch, part)
-        self.actor_delay += not self.updater.trains_actor
+        self._count_rest(self.updater.planned(batch))
         advance(scheduler)
         if batch.is_last:
             self._end_iteration(batch)
@@ -101,9 +131,10 @@ class UpdateSteps(HeldOutSteps):
 
         Any rank's request is all ranks': one that went on alone would wait for the others forever.
         """
-        asked = any_rank(self.trainer.should_stop, self.device)
+        before = self._stop_known  # Lightning leaves it set where `min_epochs` lets a run go on
+        asked = any_rank(self.trainer.should_stop and not before, self.device)
         if batch.is_last:
-            self.trainer.should_stop = asked or self.stop_requested
+            self.trainer.should_stop = asked or before or self.stop_requested
         elif asked:
             self.stop_requested, self.trainer.should_stop = True, False
 
@@ -121,19 +152,23 @@ class UpdateSteps(HeldOutSteps):
         if self.skips.count(report.decision == "nonfinite"):
             self._give_up(batch)
 
+    def _count_rest(self, planned: Part | None) -> None:
+        """Count a planned step for the group that it leaves alone."""
+        if planned in ("actor", "critic"):
+            self.rested["critic" if planned == "actor" else "actor"] += 1
+
     def _give_up(self, batch: MiniBatch) -> None:
         """End an update whose numbers stay not finite; the run goes on only if it is treated."""
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(getattr(callback, "treats_verdicts", False) for callback in callbacks):
+        if not is_treated(self.trainer, _NONFINITE):
             raise self.skips.error()
         verdict = Verdict(
-            illness="nonfinite_update",
+            illness=_NONFINITE,
             evidence=self.skips.evidence,
             iteration=batch.experience.iteration,
             source="PPOModule",
         )
         self.report(verdict)
-        self.skips.in_a_row, self.updater.stopped = 0, True
+        self.skips.in_a_row, self.updater.stop = 0, "given up"
 
     def _compute_dtype(self) -> torch.dtype:
         """Coarsest dtype that the forward pass computes in."""
@@ -152,17 +187,25 @@ class UpdateSteps(HeldOutSteps):
             kl_coef=self.controls["kl_coef"],
             clip_range=self.controls["clip_range"],
             ent_coef=self.controls["ent_coef"],
+            kl_returning=float(self.updater.returning),
             optimizer_steps=float(self.global_step),
             penalty_coef=self._only(self.ppo.objective == "penalty", self.controls["penalty_coef"]),
             dual_clip_fraction=self._only(self.ppo.dual_clip is not None, stats.dual_clip_fraction),
             kl_loss=self._only(self.kl.placement == "loss", stats.kl_loss),
         )
-        if self.ppo.objective == "penalty":
+        if self.ppo.advantage != "gae":
+            nothing: dict[str, Any] = dict.fromkeys(_OF_THE_CRITIC)
+            self.iteration_stats = replace(self.iteration_stats, **nothing)
+        if self.ppo.objective == "penalty" and stats.policy_loss is not None and stats.steps_taken:
             self._adapt_penalty(batch)
         self.sampler_check(stats.sampler_mismatch, self._compute_dtype())
-        if not (stats.steps_taken or self.stop_requested or self.verdicts):
+        if not (stats.steps_taken or self.stop_requested or self._is_treated(stats)):
             warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)
+
+    def _is_treated(self, stats: IterationStats) -> bool:
+        """Whether steps that were not finite are a callback's business."""
+        return bool(stats.steps_skipped_nonfinite) and is_treated(self.trainer, _NONFINITE)
 
     def _times(self) -> dict[str, Any]:
         return self.ledger.time_stats(
@@ -180,26 +223,35 @@ class UpdateSteps(HeldOutSteps):
         """
         with torch.no_grad(), self.trainer.precision_plugin.forward_context():
             kl = self.updater.kl_old_after(batch)
-        adapted = adapted_penalty_coef(
-            self.controls["penalty_coef"], kl, target=self.ppo.penalty_target
-        )
-        request = Request(source="PPO-Penalty", dial="penalty_coef", value=float(adapted))
+        before = self.controls.wanted(PENALTY, "penalty_coef")
+        adapted = adapted_penalty_coef(before, kl, target=self.ppo.penalty_target)
+        request = Request(source=PENALTY, dial="penalty_coef", value=float(adapted))
         self.controls.request(request)
 
     @override
     def on_train_epoch_end(self) -> None:
         assert self.iteration_stats is not None
-        if self.verdicts:
-            call_listeners(self, "on_diagnosis", tuple(self.verdicts))
+        self._diagnose()
         self.iteration_stats = replace(self.iteration_stats, **self._times())
         values = {k: v for k, v in self.iteration_stats.to_log().items() if k[:4] != "val/"}
         log_iteration(self.trainer, values, iteration=self.iteration_stats.iteration)
         self.checkpoint_complete = True
         call_listeners(self, "on_iteration_end", self.iteration_stats)
 
+    def _diagnose(self) -> None:
+        """Have callbacks act on what any rank has reported."""
+        found = gather_objects(self.verdicts)
+        verdicts = tuple(dict.fromkeys(found))
+        if verdicts:
+            call_listeners(self, "on_diagnosis", verdicts)
+        if self.went_back:  # what was validated is undone: nothing may be selected by it
+            measured: dict[str, Any] = self.trainer.callback_metrics
+            undone = [name for name in measured if name.startswith("val/")]
+            measured.update({name: torch.tensor(torch.nan) for name in undone})
+
     def report(self, verdict: Verdict) -> None:
         """Say that the run is ill; callbacks that treat it are asked when the iteration ends.
 
-        To be called on all ranks alike, from a callback's ``on_train_epoch_end`` at the latest.
+        On any rank, from a callback's ``on_train_epoch_end`` at the latest.
         """
         self.verdicts.append(verdict)

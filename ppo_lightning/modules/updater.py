@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ppo_lightning.configs import GroupConfig
+from ppo_lightning.configs import GroupConfig, KLConfig
 from ppo_lightning.distributed import all_reduce_max, world_size
 from ppo_lightning.modules.controls import Controls
 from ppo_lightning.modules.decision import Limits, StepReport, report_of
@@ -21,6 +21,8 @@ from ppo_lightning.modules.passes import Part, pass_plan
 from ppo_lightning.modules.text_mix import TextMix
 from ppo_lightning.modules.update import Objective, accumulate_gradients, kl_old_of
 from ppo_lightning.types import MiniBatch
+
+Stop = Literal["kl", "given up"]
 
 _IDLE: dict[Part, str | None] = {"both": None, "actor": "critic", "critic": "actor"}
 
@@ -35,6 +37,13 @@ class Updater:
         groups: Settings of the parameter groups ``actor`` and ``critic``.
         self_check: Ratio 1 at the first minibatch.
         text_mix: Language modelling beside PPO, or None.
+
+    Attributes:
+        stop: What ended the update of this buffer: a bound on a ``kl``, or numbers that stay not
+            finite (``given up``); None while it goes on.
+        returning: Whether the buffer trains the actor alone, and nothing but the way back to
+            within a bound on its KL to the reference.
+        num_skipped: Planned steps that a bound on a KL left out, the one that met it included.
     """
 
     objective: Objective
@@ -48,28 +57,39 @@ class Updater:
 
     def begin(self) -> None:
         """Begin the update of a new buffer."""
-        self.stopped = False
-        self.checked = False
-        self.num_skipped = 0  # planned steps that a stop left out, the stopped one included
+        self.returning = False
+        self.stop: Stop | None = None
+        self.num_skipped = 0
+        self._checked = self._moved = False
+
+    def planned(self, batch: MiniBatch) -> Part | None:
+        """Say what a minibatch is to train; None where its pass is not due."""
+        plan = self._plan()
+        return plan[batch.epoch] if batch.epoch < len(plan) else None
 
     def part(self, batch: MiniBatch) -> Part | None:
         """Say what a minibatch trains; None where it is left out.
 
-        A stop by the KL is the actor's: the critic's extra passes are made all the same.
+        A stop by a KL is the actor's: the critic's extra passes are made all the same.
         """
-        ppo, epochs = self.objective.ppo, int(self.controls["num_update_epochs"])
-        plan = pass_plan(ppo, epochs=epochs, train_actor=self.trains_actor)
-        if batch.epoch >= len(plan):
+        part = self.planned(batch)
+        if part is None or self.stop == "given up":
             return None
-        if self.stopped and batch.epoch < len(plan) - ppo.extra_critic_epochs:
+        plan, extra = self._plan(), self.objective.ppo.extra_critic_epochs
+        if self.stop == "kl" and not (part == "critic" and batch.epoch >= len(plan) - extra):
             self.num_skipped += 1
             return None
-        return plan[batch.epoch]
+        return part
 
-    @property
-    def trains_actor(self) -> bool:
-        """Whether the actor is trained in this iteration."""
-        return self.controls["train_actor"] > 0
+    def _plan(self) -> tuple[Part, ...]:
+        plan = pass_plan(
+            self.objective.ppo,
+            epochs=int(self.controls["num_update_epochs"]),
+            train_actor=self.controls["train_actor"] > 0,
+        )
+        if self.returning:  # the critic would learn that scores count nothing
+            plan = tuple("actor" for part in plan if part != "critic")
+        return plan
 
     def step(
         self,
@@ -93,34 +113,56 @@ class Updater:
             UpdateError: The ratio is not 1 where it must be, and ``guards.self_check`` is `error`.
         """
         parameters = {group["name"]: group["params"] for group in optimizer.param_groups}
-        idle = _IDLE[part]
-        untouched = parameters[idle] if idle and world_size() > 1 else ()
-        terms = accumulate_gradients(
-            batch.experience,
-            self.objective,
-            self.coefficients(),
-            backward=backward,
-            part=part,
-            idle=untouched,
-        )
-        if self.text_mix is not None and part != "critic":
-            terms = self.text_mix.add(terms, self.objective, batch, parameters, backward)
-        if idle:
-            drop_gradients(parameters[idle])
+        terms = self._gradients(batch, part, parameters, backward)
         norms = {name: gradient_norm(group) for name, group in parameters.items()}
-        report = report_of(terms, norms["actor"], norms["critic"], limits=self._limits(part))
-        if part != "critic" and not self.checked:
-            self.checked = True
-            self.self_check(all_reduce_max(terms.first_error), dtype)
+        report = report_of(
+            terms, norms["actor"], norms["critic"], limits=self._limits_of_step(part)
+        )
+        if part != "critic" and not self._checked:
+            self._checked = True
+            first_error = float(all_reduce_max(terms.first_error))
+            report = replace(report, first_error=first_error)
+            self.self_check(first_error, dtype)
         if report.decision == "step":
             for name, group in parameters.items():
                 bound = self.groups[name].max_grad_norm
                 clip_gradients(group, max_norm=bound, norm=norms[name])
             optimizer.step()
+            rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+            self._moved |= part != "critic" and rates["actor"] > 0
         optimizer.zero_grad()
-        self.stopped |= report.stops
-        self.num_skipped += report.stops
+        if report.stops:
+            self.stop = "kl"
+            self.num_skipped += 1
         return terms, report
+
+    def _gradients(
+        self,
+        batch: MiniBatch,
+        part: Part,
+        parameters: Mapping[str, Sequence[nn.Parameter]],
+        backward: Callable[[Tensor], None],
+    ) -> Terms:
+        """Forward and backward; a group that is not trained is left without a gradient."""
+        idle = _IDLE[part]
+        experience, objective = batch.experience, self.objective
+        if self.returning:
+            # The penalty alone, in the loss: as a reward it is too noisy to find the way.
+            experience = replace(experience, advantages=torch.zeros_like(experience.advantages))
+            objective = replace(objective, kl=KLConfig(estimator="k2", placement="loss"))
+        terms = accumulate_gradients(
+            experience,
+            objective,
+            self.coefficients(),
+            backward=backward,
+            part=part,
+            idle=parameters[idle] if idle and world_size() > 1 else (),
+        )
+        if self.text_mix is not None and part != "critic":
+            terms = self.text_mix.add(terms, self.objective, batch, parameters, backward)
+        if idle:
+            drop_gradients(parameters[idle])
+        return terms
 
     def coefficients(self) -> Coefficients:
         """Coefficients in force."""
@@ -130,20 +172,25 @@ class Updater:
             clip_low=low,
             clip_high=low * widened / ppo.clip_range,
             ent_coef=self.controls["ent_coef"],
-            kl_coef=self.controls["kl_coef"],
+            kl_coef=1.0 if self.returning else self.controls["kl_coef"],
             penalty_coef=self.controls["penalty_coef"],
         )
 
-    def _limits(self, part: Part) -> Limits:
+    def limits(self) -> Limits:
+        """Bounds in force."""
         bound = self.objective.ppo.kl_limit
-        old = inf if bound is None else bound
-        if part == "critic" or not self.checked:
-            return Limits(kl_old=old)  # the policy has not moved yet: a difference is rounding
         return Limits(
-            kl_old=old,
+            kl_old=inf if bound is None else bound,
             kl_ref=self.controls["max_kl_ref"],
             kl_ref_per_token=self.controls["max_kl_ref_per_token"],
         )
+
+    def _limits_of_step(self, part: Part) -> Limits:
+        limits = self.limits()
+        if part == "critic" or self.returning or not self._moved:
+            # On its way back, or where it was: a difference to the reference would be rounding.
+            return Limits(kl_old=limits.kl_old)
+        return limits
 
     def kl_old_after(self, batch: MiniBatch) -> float:
         """KL(old‖new) of a minibatch with the current weights, nats per token, over all ranks."""

@@ -155,6 +155,7 @@ class RolloutDataModule(ValidationSwitch):
         assert self.train_set is not None
         assert self.trainer is not None
         iteration = self.trainer.current_epoch
+        self.source.begin_iteration(iteration)
         num_prompts = self.num_prompts
         total = num_prompts * self.buffer.responses_per_prompt
         numbers = self.train_set.order(self.position, num_prompts, seed=self.seed)

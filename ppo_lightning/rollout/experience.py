@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -81,6 +81,7 @@ def score_with_networks(
     temperature: float,
     estimator: KLEstimatorName,
     max_tokens: int | None,
+    values: bool = True,
     final_values: bool = True,
 ) -> NetworkScores:
     """Run actor, critic and reference over the rollout, in microbatches.
@@ -92,19 +93,26 @@ def score_with_networks(
         temperature: Sampling temperature.
         estimator: Of the KL, see ``KLConfig``.
         max_tokens: Token budget of a microbatch.
+        values: Whether to ask the critic; without, all values are 0.
         final_values: Whether to value the state after the last token too. Without, a shared
             trunk reads the very columns that it reads in the update.
     """
     whole = estimator == "full"
 
     def score(part: Sequences) -> dict[str, Tensor | None]:
-        ours = networks(part, temperature=temperature, logits=whole, final_values=final_values)
+        ours = networks(
+            part,
+            temperature=temperature,
+            values=values,
+            logits=whole,
+            final_values=final_values,
+        )
         theirs = reference.logprobs(part, temperature=temperature, logits=whole)
         kl = _kl(ours, theirs, part.response_mask, temperature=temperature, estimator=estimator)
         return {
             "logprobs": ours.logprobs,
             "entropy": ours.entropy,
-            "values": ours.values,
+            "values": torch.zeros_like(ours.logprobs) if ours.values is None else ours.values,
             "ref_logprobs": theirs.logprobs,
             "kl": kl,
             "final_values": ours.final_values,
@@ -216,15 +224,12 @@ def build_experience(
     raw, returns = _advantages(rollout, rewards, networks, mask, ppo)
     if ppo.advantage != "gae":
         raw = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
-    advantages = whiten(raw, mask, reduce=reduce) if ppo.whiten_advantages else raw
-    sequences = rollout.sequences
+    advantages = raw
+    if ppo.whiten_advantages:
+        # A comparison has its own zero: responses that are all alike must teach nothing.
+        advantages = whiten(raw, mask, reduce=reduce, shift_mean=ppo.advantage == "gae")
     experience = Experience(
-        sequences=Sequences(
-            prompt_ids=sequences.prompt_ids,
-            prompt_mask=sequences.prompt_mask,
-            response_ids=sequences.response_ids,
-            response_mask=mask,
-        ),
+        sequences=replace(rollout.sequences, response_mask=mask),
         old_logprobs=networks.logprobs,
         old_values=networks.values,
         ref_logprobs=networks.ref_logprobs,

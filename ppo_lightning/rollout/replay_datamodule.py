@@ -25,6 +25,12 @@ class ReplayDataModule(ValidationSwitch):
         self.path = path
         self.dumped: DumpedBuffer | None = None
 
+    @property
+    def seed(self) -> int:
+        """Seed of the run that wrote the buffer."""
+        assert self.dumped is not None
+        return self.dumped.seed
+
     def setup(self, stage: str) -> None:
         """Read the buffer."""
         self.dumped = load_buffer(self.path)

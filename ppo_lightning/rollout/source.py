@@ -31,6 +31,9 @@ class RolloutSource(Protocol):
     def num_prompts_factor(self) -> float:
         """Factor on the prompts of the next buffer."""
 
+    def begin_iteration(self, iteration: int) -> None:
+        """Forget the iteration before; what is asked afterwards is of this one."""
+
     def collect(self, prompts: PromptBatch, *, iteration: int, num_responses: int) -> Experience:
         """Sample, score and shape one buffer.
 

@@ -7,6 +7,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from ppo_lightning.callbacks import (
+    AdaptiveKL,
+    CheckpointRollback,
+    MaxKL,
+    RewardPerKL,
+    ValueWarmup,
+)
 from ppo_lightning.configs import (
     GroupConfig,
     KLConfig,
@@ -16,6 +23,7 @@ from ppo_lightning.configs import (
 )
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules import Request
+from tests.helpers.faults import Says
 from tests.helpers.runs import PROMPTS, data_module, fit, parameters, ppo_module
 
 CRITICS = [{"kind": "separate"}, {"kind": "shared", "trunk_grad_scale": 1.0}]
@@ -227,7 +235,109 @@ def test_prompts_without_spread_are_left_out(tmp_path, tiny_llama_dir):
     ppo, processing = {"drop_flat_prompts": True}, RewardProcessing(clip=1e-6)
     module = ppo_module(tiny_llama_dir, ppo=ppo, reward_processing=processing)
     found = fit(tmp_path, module, data, max_epochs=1)
-    flat = found.stats[0].flat_prompt_share
-    assert flat > 0  # nearly all scores are clipped to one of two values
-    used = found.collected[0].experience.sequences.response_mask.any(1)
-    assert used.sum() == round(8 * (1 - flat))
+    (collected,) = found.collected
+    scores = collected.result.scores.view(4, 2)  # clipped to one of two values
+    differing = (scores[:, 0] != scores[:, 1]).repeat_interleave(2)
+    assert 0 < differing.sum() < 8
+    assert collected.experience.sequences.response_mask.any(1).equal(differing)
+
+
+@pytest.mark.parametrize("warmup", [0, 6])
+@pytest.mark.parametrize("ill", [1, 2])
+def test_a_rollback_in_or_after_the_warmup_keeps_the_schedule(
+    tmp_path, tiny_llama_dir, warmup, ill
+):
+    """Where the schedule goes back, so does the count of steps that the actor sat out."""
+    callbacks = [ValueWarmup(num_iterations=2), Says("policy_collapse", ill)]
+    callbacks.append(CheckpointRollback(actor_lr_factor=1.0, critic_lr_factor=1.0))
+    stats, _, _ = run(
+        tmp_path,
+        tiny_llama_dir,
+        callbacks=callbacks,
+        epochs=6,
+        actor=GroupConfig(lr=1e-3, warmup=warmup),
+    )
+    rates = [s.lr_actor for s in stats if s.lr_actor is not None]
+    assert rates == sorted(rates)
+    assert 0 < rates[0] <= rates[-1] == 1e-3
+
+
+def test_in_turn_the_first_critic_pass_is_no_step_of_the_actors_schedule(tmp_path, tiny_llama_dir):
+    ppo = {"num_update_epochs": 1, "update_order": "in_turn"}
+    actor = GroupConfig(lr=1e-3, warmup=4)
+    stats, _, _ = run(tmp_path, tiny_llama_dir, ppo=ppo, actor=actor, epochs=3)
+    # Two of its own steps an iteration; the rate of the last of them.
+    assert [s.lr_actor for s in stats] == pytest.approx([0.25e-3, 0.75e-3, 1e-3])
+
+
+def test_a_module_begins_anew_with_every_fit(tmp_path, tiny_llama_dir):
+    module = ppo_module(tiny_llama_dir)
+    bounds = [ValueWarmup(num_iterations=1), MaxKL(max_kl_ref=1e-9), AdaptiveKL(horizon=40)]
+    options = {"max_epochs": 2, "enable_checkpointing": False}
+    fit(tmp_path / "a", module, data_module(), callbacks=bounds, **options)
+    assert module.controls["max_kl_ref"] == 1e-9
+    found = fit(tmp_path / "b", module, data_module(), callbacks=[RewardPerKL()], **options)
+    assert module.controls["max_kl_ref"] == float("inf")
+    assert found.stats[0].lr_actor == 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_what_a_law_asked_for_ends_with_it(tmp_path, tiny_llama_dir):
+    """A resumed run has the callbacks of its own config."""
+    laws = [MaxKL(max_kl_ref=1e-9), AdaptiveKL(target=0.01, horizon=40)]
+    module = ppo_module(tiny_llama_dir)
+    fit(tmp_path / "a", module, data_module(), callbacks=laws, max_epochs=2)
+    assert module.controls["kl_coef"] != module.kl.coef
+    resumed = ppo_module(tiny_llama_dir)
+    last = next((tmp_path / "a").rglob("epoch=1*.ckpt"))
+    fit(tmp_path / "b", resumed, data_module(), ckpt=last, max_epochs=3)
+    assert resumed.controls["max_kl_ref"] == float("inf")
+    assert resumed.controls["kl_coef"] == resumed.kl.coef
+
+
+def test_ppo_penaltys_law_rests_while_the_policy_does(tmp_path, tiny_llama_dir):
+    ppo = {"objective": "penalty", "penalty_coef": 1.0}
+    stats, _, _ = run(
+        tmp_path, tiny_llama_dir, ppo=ppo, callbacks=[ValueWarmup(num_iterations=3)], epochs=4
+    )
+    assert [s.penalty_coef for s in stats] == [1.0] * 4
+
+
+def test_a_stop_that_min_epochs_delays_shortens_no_iteration(tmp_path, tiny_llama_dir):
+    class Stop(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    options = {"enable_checkpointing": False, "min_epochs": 4, "max_epochs": 6}
+    found = fit(tmp_path, ppo_module(tiny_llama_dir), data_module(), callbacks=[Stop()], **options)
+    assert [s.steps_taken for s in found.stats] == [4.0] * 4
+
+
+def test_beyond_the_bound_the_buffer_trains_the_way_back(tmp_path, tiny_llama_dir):
+    class Bound(pl.Callback):
+        """Comes when the policy is already far away."""
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            if pl_module.iteration == 4:
+                pl_module.controls.request(Request(source="t", dial="max_kl_ref", value=0.5))
+
+    data = data_module(buffer={"num_prompts": 32, "num_minibatches": 2})
+    options = {"kl": KLConfig(coef=0.0), "data": data, "epochs": 16}
+    stats, states, _ = run(tmp_path, tiny_llama_dir, callbacks=[Bound()], **options)
+    assert stats[4].kl_ref > 1
+    assert [s.kl_returning for s in stats[:6]] == [0.0] * 5 + [1.0]
+    assert states.changed(5, 6) == (True, False)  # the critic rests
+    assert sum(s.kl_ref for s in stats[-4:]) / 4 < 0.75 * stats[5].kl_ref
+
+
+def test_texts_keep_to_the_budget_and_to_the_models_positions(tmp_path, tiny_llama_dir):
+    whole = PTXConfig(texts=TEXTS, batch_size=4, max_length=8)
+    losses = []
+    for tokens in (None, 9):
+        stats, _, _ = run(
+            tmp_path, tiny_llama_dir, ptx=whole, epochs=1, ppo={"microbatch_tokens": tokens}
+        )
+        losses.append(stats[0].ptx_loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    with pytest.raises(ConfigError, match=r"`ptx.max_length` \(4096\) exceeds the \d+ positions"):
+        run(tmp_path, tiny_llama_dir, ptx=replace(whole, max_length=4096), epochs=1)

@@ -119,8 +119,8 @@ MUTATIONS = (
     fault(
         "T32",
         "rollout/experience.py",
-        "advantages = whiten(raw, mask, reduce=reduce)",
-        "advantages = whiten(raw, mask)",
+        "whiten(raw, mask, reduce=reduce, shift_mean",
+        "whiten(raw, mask, shift_mean",
         "unit/rollout/test_experience.py::test_t32_whitening_has_one_mean_over_the_ranks",
     ),
     fault(

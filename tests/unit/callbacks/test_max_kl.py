@@ -72,7 +72,7 @@ def test_an_earlier_iteration_is_not_judged_again():
 
 
 def test_rollback_reports_the_illness():
-    treating = SimpleNamespace(treats_verdicts=True)
+    treating = SimpleNamespace(treats=lambda illness: illness == "kl_runaway")
     module = StandIn(
         MaxKL(max_kl_ref=6.0, max_kl_ref_per_token=0.1, action="rollback"), treating
     ).start()
@@ -87,7 +87,11 @@ def test_rollback_reports_the_illness():
 
 
 def test_rollback_without_anyone_to_do_it_is_refused():
-    for others in ([], [SimpleNamespace()], [SimpleNamespace(treats_verdicts=False)]):
+    for others in (
+        [],
+        [SimpleNamespace()],
+        [SimpleNamespace(treats=lambda illness: illness == "other")],
+    ):
         with pytest.raises(ConfigError, match=r"needs a callback that goes back.*CheckpointRollb"):
             StandIn(MaxKL(max_kl_ref=6.0, action="rollback"), *others).start()
 

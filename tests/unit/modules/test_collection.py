@@ -9,6 +9,7 @@ import torch
 from ppo_lightning.configs import KLConfig, PPOConfig, RewardProcessing, SamplingConfig
 from ppo_lightning.models import PolicyOutput
 from ppo_lightning.modules.collection import Collection
+from ppo_lightning.modules.decision import Limits
 from ppo_lightning.rewards import RewardPipeline, RewardTerm
 from ppo_lightning.rollout import StopRules
 from tests.helpers.buffers import rollout_of
@@ -68,7 +69,12 @@ def collect(**processing):
         precision=nullcontext,
     )
     found = collection.run(
-        rollout.prompts, iteration=2, num_responses=4, kl_coef=0.1, policy_version=7
+        rollout.prompts,
+        iteration=2,
+        num_responses=4,
+        kl_coef=0.1,
+        policy_version=7,
+        limits=Limits(),
     )
     return found, stages, (networks, reference, engine_calls)
 

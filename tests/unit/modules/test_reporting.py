@@ -60,6 +60,7 @@ def collected():
         experience=experience_of(rollout.sequences, old_values=networks.values, returns=returns),
         kept=used.any(1),
         nonfinite=torch.tensor([False, False, True, False, False, False]),
+        returning=False,
     )
 
 
@@ -179,7 +180,11 @@ class Steps:
             vector[SUMS.index(name)] = value
         terms = Terms(torch.tensor(0.0), vector, torch.tensor(1.0 + self.count), torch.tensor(0.25))
         report = StepReport(
-            decision=decision, kl_old=kl_old, actor_norm=norms[0], critic_norm=norms[1]
+            decision=decision,
+            kl_old=kl_old,
+            actor_norm=norms[0],
+            critic_norm=norms[1],
+            first_error=0.25 if self.count == 0 else None,
         )
         groups = [{"name": "actor", "lr": lr}, {"name": "critic", "lr": 3 * lr}]
         self.ledger.add_step(part, terms, report, groups)

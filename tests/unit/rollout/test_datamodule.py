@@ -24,6 +24,9 @@ class Source:
     num_passes = 1
     num_prompts_factor = 1.0
 
+    def begin_iteration(self, iteration):
+        self.begun = iteration
+
     def __init__(self, folder, *, room=None):
         self.tokenizer = load_tokenizer(str(folder))
         self.max_prompt_tokens = room
