@@ -116,8 +116,7 @@ class Collection:
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(completions, groups=prompts.groups, reduce=all_reduce_sum)
         with self.stage("scoring"):
-            with self.precision():
-                networks, finite = finite_scores(self._network_scores(rollout))
+            networks, finite = finite_scores(self._network_scores(rollout))
             kept = _scored(result, rollout) & finite
             experience, shaped = build_experience(
                 rollout,
@@ -163,16 +162,17 @@ class Collection:
         )
 
     def _network_scores(self, rollout: Rollout) -> NetworkScores:
-        return score_with_networks(
-            rollout.sequences,
-            networks=self.networks,
-            reference=self.reference,
-            temperature=self.sampling.temperature,
-            estimator=self.kl.estimator,
-            max_tokens=self.ppo.microbatch_tokens,
-            values=self.ppo.advantage == "gae",
-            final_values=self.ppo.bootstrap_truncated,
-        )
+        with self.precision():
+            return score_with_networks(
+                rollout.sequences,
+                networks=self.networks,
+                reference=self.reference,
+                temperature=self.sampling.temperature,
+                estimator=self.kl.estimator,
+                max_tokens=self.ppo.microbatch_tokens,
+                values=self.ppo.advantage == "gae",
+                final_values=self.ppo.bootstrap_truncated,
+            )
 
 
 def _scored(result: RewardResult, rollout: Rollout) -> Tensor:

@@ -136,16 +136,16 @@ def test_a_kl_stop_is_the_actors_and_leaves_the_extra_passes(tmp_path, tiny_llam
 
 
 def test_the_cap_on_the_kl_to_the_reference_stops_an_update(tmp_path, tiny_llama_dir):
-    """An iteration that begins beyond it takes one step, or it could never come back."""
     options = {"actor": GroupConfig(lr=2e-3), "ppo": {"num_update_epochs": 6}, "epochs": 4}
     free, _, _ = run(tmp_path, tiny_llama_dir, kl=KLConfig(coef=0.0), **options)
     assert free[-1].kl_ref > 1
     for bound in ({"max_kl_ref": 0.1}, {"max_kl_ref_per_token": 0.02}):
         kl = KLConfig(coef=0.0, **bound)
         found, _, _ = run(tmp_path, tiny_llama_dir, kl=kl, **options)
-        assert [s.kl_capped for s in found] == [1.0] * 4
-        assert all(0 < s.steps_taken < 12 for s in found)
-        assert all(s.steps_skipped_kl == 12 - s.steps_taken for s in found)
+        assert found[0].kl_capped == 1
+        assert 0 < found[0].steps_taken < 12
+        assert found[0].steps_skipped_kl == 12 - found[0].steps_taken
+        assert all(s.kl_capped or s.kl_returning for s in found)
         assert found[-1].kl_ref < free[-1].kl_ref / 2
 
 
