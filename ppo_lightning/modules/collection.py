@@ -115,20 +115,19 @@ class Collection:
         with self.stage("reward"):
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(completions, groups=prompts.groups, reduce=all_reduce_sum)
+        shared: Any = {"ppo": self.ppo, "kl": self.kl, "reduce": all_reduce_sum}
         with self.stage("scoring"):
             networks, finite = finite_scores(self._network_scores(rollout))
-            kept = _scored(result, rollout) & finite
+            kept = finite & _scored(result, rollout)
             experience, shaped = build_experience(
                 rollout,
                 result.scores.to(kept.device),
                 networks,
                 used=self._used(kept, rollout, result),
-                ppo=self.ppo,
-                kl=self.kl,
                 kl_coef=kl_coef,
-                reduce=all_reduce_sum,
                 num_responses=num_responses,
                 iteration=iteration,
+                **shared,
             )
         return Collected(
             rollout=rollout,
