@@ -75,6 +75,12 @@ def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[
             f"The checkpoint has format {entry['format_version']}, this version reads up to "
             f"{FORMAT_VERSION}: update ppo-lightning."
         )
+    if entry["format_version"] < FORMAT_VERSION:
+        raise CheckpointError(
+            f"The checkpoint has format {entry['format_version']}, of an earlier version; this one "
+            f"reads {FORMAT_VERSION}. Resume with the version that wrote it, or `ppo-lightning export` "
+            "the actor and start a new run from its folder."
+        )
     if not entry["complete"]:
         raise CheckpointError(
             "The checkpoint was written inside an iteration and cannot be resumed: the buffer is "

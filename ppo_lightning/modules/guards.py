@@ -64,7 +64,7 @@ class SelfCheck:
         )
         if self.mode == "error":
             raise UpdateError(message)
-        warnings.warn(message, stacklevel=2)
+        _warn(message)
 
 
 MISMATCH_TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.05}
@@ -112,7 +112,7 @@ class SamplerCheck:
         if self.mode == "error":
             raise UpdateError(message)
         self.mode = "off"
-        warnings.warn(message, stacklevel=2)
+        _warn(message)
 
 
 class SkipCounter:
@@ -176,5 +176,10 @@ def warn_of_idle_update(stats: IterationStats) -> None:
         )
     else:
         reason = "no pass over the buffer was due"
+    _warn(f"An iteration took no optimiser step: {reason}.")
+
+
+def _warn(message: str) -> None:
+    """Warn on the first rank: all have found the same."""
     if rank() == 0:
-        warnings.warn(f"An iteration took no optimiser step: {reason}.", stacklevel=2)
+        warnings.warn(message, stacklevel=3)

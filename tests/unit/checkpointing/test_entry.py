@@ -84,6 +84,7 @@ def refused(change, match, module=None):
 def test_files_that_cannot_be_resumed_say_why():
     refused(lambda c: c.pop(KEY), r"policy\.path")
     refused(lambda c: c[KEY].update(format_version=99), "format 99.*update ppo-lightning")
+    refused(lambda c: c[KEY].update(format_version=1), "format 1, of an earlier version.*export")
     refused(lambda c: c[KEY].update(complete=False), "inside an iteration")
     refused(lambda c: None, "base weights", module=Small(seed=1))
     refused(lambda c: c["state_dict"].pop("adapter.bias"), r"lacks 1 weights.*adapter\.bias")
