@@ -78,8 +78,8 @@ def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[
     if entry["format_version"] < FORMAT_VERSION:
         raise CheckpointError(
             f"The checkpoint has format {entry['format_version']}, of an earlier version; this one "
-            f"reads {FORMAT_VERSION}. Resume with the version that wrote it, or `ppo-lightning export` "
-            "the actor and start a new run from its folder."
+            f"reads {FORMAT_VERSION}. Resume with the version that wrote it, or `ppo-lightning "
+            "export` the actor and start a new run from its folder."
         )
     if not entry["complete"]:
         raise CheckpointError(
