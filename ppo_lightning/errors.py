@@ -15,6 +15,7 @@ __all__ = [
     "ModelError",
     "RewardError",
     "UpdateError",
+    "first_line",
     "nearest",
     "unknown_key_message",
 ]
@@ -88,6 +89,11 @@ class RewardError(RuntimeError):
         place = [] if self.component is None else [f"reward `{self.component}`"]
         place += [] if self.sample is None else [f"sample {self.sample}"]
         return f"{', '.join(place)}: {self.args[0]}" if place else str(self.args[0])
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what another library's error says, or the name of its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def nearest(key: str, candidates: Iterable[str]) -> str | None:

@@ -20,7 +20,7 @@ class AdaptiveKL(Controller):
 
     After each iteration β is multiplied by ``1 + clip(KL / target - 1, ±0.2) · n / horizon``, n
     being the responses of the iteration. Iterations in which the KL was not measured, or the actor
-    not trained, leave it alone.
+    not moved (only the critic was trained, or no step was taken), leave it alone.
 
     Args:
         target: Wanted KL in nats per *response*; 3 to 10 are usual.
@@ -65,7 +65,7 @@ class AdaptiveKL(Controller):
     @override
     def react(self, pl_module: Any, stats: IterationStats) -> None:
         found = measured(stats.kl_ref, stats.num_responses)
-        if found is None:
+        if found is None or stats.actor_steps == 0:
             return
         kl, responses = found
         # The buffer may have been grown since the horizon was checked.

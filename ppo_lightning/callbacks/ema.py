@@ -7,12 +7,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from ppo_lightning.checkpointing import EMA_STATE
 from ppo_lightning.configs.checks import require
 from ppo_lightning.errors import CheckpointError
+from ppo_lightning.models import trained_weights
 
 
 class ActorEMA(pl.Callback):
@@ -23,13 +24,13 @@ class ActorEMA(pl.Callback):
     the average. With adapters it is the adapter's weights that are averaged.
 
     It is brought up to date once an iteration, after the update, as if the weights of the
-    iteration's end had been there for all its steps. So ``decay`` is per optimiser step, as
-    published ones are, and an update that was cut short counts for less, but the cost is that of
-    one look at the weights an iteration.
+    iteration's end had been there for all its steps. So ``decay`` is per optimiser step of
+    the actor, as published ones are, and an update that was cut short counts for less, but the cost
+    is that of one look at the weights an iteration.
 
     Args:
         decay: Share of the average that one step keeps, in (0, 1): 0.99 averages over about the
-            last 100 optimiser steps.
+            last 100 optimiser steps of the actor.
         validate: Whether the average answers the held-out prompts (``val/…``, ``test``,
             ``predict``) in the actor's place, so that what is measured is what ``--ema`` exports.
     """
@@ -50,7 +51,7 @@ class ActorEMA(pl.Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"weights": dict(self._average)}
+        return {"weights": dict(self._average), "validated": self.validate}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -64,8 +65,8 @@ class ActorEMA(pl.Callback):
             self._average = {}  # of an earlier run with this object
 
     @override
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        weights = _trained(pl_module)
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        weights = trained_weights(pl_module.networks.actor)
         if not self._average:
             self._average = {name: _finer(weight).clone() for name, weight in weights.items()}
         self._require_fit(weights)
@@ -73,16 +74,16 @@ class ActorEMA(pl.Callback):
             name: average.to(weights[name].device) for name, average in self._average.items()
         }
 
-    def on_update_end(self, trainer: pl.Trainer, module: pl.LightningModule, stats: Any) -> None:
+    def on_update_end(self, trainer: pl.Trainer, module: Any, stats: Any) -> None:
         """Take the iteration's steps in; called by the module on all ranks, which agree."""
-        steps = stats.steps_taken or 0.0
+        steps = stats.actor_steps or 0.0
         if steps == 0:
             return
         share = 1.0 - self.decay**steps
         # New tensors, so that whoever holds an earlier `state_dict` holds what it was.
         self._average = {
             name: torch.lerp(self._average[name], _finer(weight), share)
-            for name, weight in _trained(module).items()
+            for name, weight in trained_weights(module.networks.actor).items()
         }
 
     # ------------------------------------------------------------------ held-out answers
@@ -118,20 +119,20 @@ class ActorEMA(pl.Callback):
         self._swap_out(pl_module)
 
     @torch.no_grad()
-    def _swap_in(self, module: pl.LightningModule) -> None:
+    def _swap_in(self, module: Any) -> None:
         if not (self.validate and self._average):
             return
-        weights = _trained(module)
+        weights = trained_weights(module.networks.actor)
         self._require_fit(weights)
         self._own = {name: weight.detach().clone() for name, weight in weights.items()}
         for name, weight in weights.items():
             weight.copy_(self._average[name])
 
     @torch.no_grad()
-    def _swap_out(self, module: pl.LightningModule) -> None:
+    def _swap_out(self, module: Any) -> None:
         """Put the actor's own weights back, if they are out."""
         own, self._own = self._own, {}
-        for name, weight in _trained(module).items() if own else ():
+        for name, weight in trained_weights(module.networks.actor).items() if own else ():
             weight.copy_(own[name])
 
     def _require_fit(self, weights: Mapping[str, Tensor]) -> None:
@@ -148,12 +149,6 @@ class ActorEMA(pl.Callback):
                 f"The average of ActorEMA in the checkpoint does not fit the actor: `{name}` "
                 "differs. Use the settings of `policy` that it was trained with."
             )
-
-
-def _trained(module: Any) -> dict[str, nn.Parameter]:
-    """The actor's trainable weights by name; tied ones once."""
-    named = module.networks.actor.named_parameters()
-    return {name: weight for name, weight in named if weight.requires_grad}
 
 
 def _finer(weight: Tensor) -> Tensor:

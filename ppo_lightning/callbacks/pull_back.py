@@ -63,6 +63,9 @@ class PullBack(pl.Callback):
         if self.clear_moments:
             for optimizer in trainer.optimizers:
                 clear_state(optimizer, "actor")
+        module.controls.note(
+            "PullBack", "actor", reason=f"moved to the reference by the weight {self.weight:.3g}"
+        )
         rank_zero_info(f"PullBack: the actor went back by {self.weight:.3g} before {number}.")
 
 

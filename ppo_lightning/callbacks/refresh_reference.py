@@ -115,6 +115,7 @@ class RefreshReference(pl.Callback):
         if name == "rollout" and self._due:
             self._refresh(module, None)
             self._due = False
+            module.controls.note("RefreshReference", "reference", reason="became the actor")
             rank_zero_info(
                 f"RefreshReference: the reference is the actor as it begins {module.iteration}."
             )

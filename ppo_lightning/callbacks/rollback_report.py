@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from ppo_lightning.callbacks.records import as_jsonl
+from ppo_lightning.distributed import rank
 from ppo_lightning.io import write_text_atomic
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules import Collected
@@ -65,6 +69,19 @@ class RollbackReport:
             f"- `texts.jsonl`: {len(self.texts)} of their responses, the worst and the best.",
         ]
         return "\n".join(lines) + "\n"
+
+    def publish(self, folder: Path | None) -> None:
+        """Print it, and write it below ``folder`` if there is one; the first rank alone."""
+        rank_zero_info(self.text() if self.stopped else self.headline())
+        for note in self.notes:
+            rank_zero_info(note)
+        if folder is None or rank() != 0:
+            return
+        try:
+            self.write(folder / str(self.number))
+        except OSError as error:
+            name = folder / str(self.number)
+            warnings.warn(f"`{name}` could not be written: {error}.", stacklevel=2)
 
     def write(self, folder: Path) -> None:
         """Write ``report.md``, ``metrics.jsonl`` and ``texts.jsonl``, each wholly or not at all."""

@@ -17,6 +17,8 @@ from ppo_lightning.models import fingerprint
 
 KEY = "ppo_lightning"
 FORMAT_VERSION = 2
+REFERENCE = "`reference.path`"
+"""Name of the reference among the models beside the module."""
 
 
 def frozen_names(module: nn.Module) -> set[str]:
@@ -110,10 +112,13 @@ def check_beside(entry: Mapping[str, Any], beside: Mapping[str, str]) -> None:
     saved = entry.get("beside", {})
     changed = [name for name in beside if saved.get(name, beside[name]) != beside[name]]
     if changed:
+        former = "Give the former model"
+        if REFERENCE in changed:
+            former += ", or `RefreshReference` in `trainer.callbacks` if it was there"
         raise CheckpointError(
             f"{' and '.join(changed)}: other weights than those that the checkpoint was trained "
-            "with, so the run would not be the same one. Give the former model; to go on with "
-            "another, `ppo-lightning export` the actor and start a new run from its folder."
+            f"with, so the run would not be the same one. {former}; to go on with another, "
+            "`ppo-lightning export` the actor and start a new run from its folder."
         )
 
 

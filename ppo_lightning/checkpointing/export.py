@@ -37,6 +37,7 @@ from ppo_lightning.models import (
     load_value_network,
     merged_copy,
     save_model,
+    trained_weights,
 )
 
 _ACTOR = "networks.actor."
@@ -65,6 +66,7 @@ class CheckpointModels:
         system_prompt: First turn of every chat without one.
         ema: Average of the actor's trained weights, by their names in the actor; empty without the
             callback ``ActorEMA``.
+        ema_validated: Whether it is the average that answered the held-out prompts.
     """
 
     path: Path
@@ -77,6 +79,7 @@ class CheckpointModels:
     chat: bool | Literal["auto"] = "auto"
     system_prompt: str | None = None
     ema: Mapping[str, Tensor] = field(default_factory=dict)
+    ema_validated: bool = False
 
     def weights_of(self, prefix: str) -> dict[str, Tensor]:
         """Return the weights whose names begin with ``prefix``, without it."""
@@ -101,6 +104,7 @@ def read_models(path: str | Path, *, policy_path: str | None = None) -> Checkpoi
             f"`{path}` was not written by PPOModule: it does not name its models."
         )
     models = entry["models"]
+    average = checkpoint.get("callbacks", {}).get(EMA_STATE, {})
     policy = _rebuilt(PolicyConfig, models["policy"], path)
     return CheckpointModels(
         path=path,
@@ -110,7 +114,8 @@ def read_models(path: str | Path, *, policy_path: str | None = None) -> Checkpoi
         sampling=_rebuilt(SamplingConfig, models["sampling"], path),
         weights=checkpoint["state_dict"],
         fingerprint=entry.get("fingerprint", ""),
-        ema=checkpoint.get("callbacks", {}).get(EMA_STATE, {}).get("weights", {}),
+        ema=average.get("weights", {}),
+        ema_validated=bool(average.get("validated", average)),
         **_prompting(checkpoint),
     )
 
@@ -288,7 +293,7 @@ def _check_shapes(
 @torch.no_grad()
 def _load_average(actor: nn.Module, models: CheckpointModels) -> None:
     """Put the average in the place of every trained weight; tied weights follow."""
-    trained = {name: weight for name, weight in actor.named_parameters() if weight.requires_grad}
+    trained = trained_weights(actor)
     if {k: v.shape for k, v in trained.items()} != {k: v.shape for k, v in models.ema.items()}:
         raise CheckpointError(
             f"the average of the actor's weights in `{models.path}` does not fit its actor."

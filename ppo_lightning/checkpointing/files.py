@@ -16,7 +16,8 @@ from ppo_lightning.distributed import fault_point
 from ppo_lightning.errors import CheckpointError
 from ppo_lightning.io import open_atomic
 
-_UNFINISHED = ".*.ckpt.*.tmp"  # what `open_atomic` calls it
+# What `open_atomic` calls an unfinished checkpoint, and a snapshot to go back to.
+_UNFINISHED = (".*.ckpt.*.tmp", ".after_*_iterations.rank_*.pt.*.tmp")
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -30,7 +31,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]
     """
     try:
         with open_atomic(path, follow_links=False) as file:
-            _lock(file)
+            lock(file)
             into: Any = _Watched(file)
             torch.save(checkpoint, into)
             file.flush()
@@ -61,7 +62,7 @@ class _Watched:
         self.file.flush()
 
 
-def _lock(file: BinaryIO) -> None:
+def lock(file: BinaryIO) -> None:
     """Show other runs that the file is being written; the lock dies with the process."""
     with suppress(OSError):  # a file system without locks: leftovers stay there
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,12 +98,13 @@ def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
     Returns:
         What was deleted.
     """
-    found = {path for folder in folders for path in folder.rglob(_UNFINISHED)}
+    found = {path for f in folders for pattern in _UNFINISHED for path in f.rglob(pattern)}
     return [path for path in sorted(found) if _removed(path)]
 
 
 def _removed(path: Path) -> bool:
-    with suppress(OSError), open(path, "rb") as file:
+    # For writing, though nothing is written: NFS gives an exclusive lock to no other.
+    with suppress(OSError), open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
         return True

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ppo_lightning.errors import CheckpointError
+from ppo_lightning.errors import CheckpointError, first_line
 
 _NO_ARCHIVE = "it is no file that `torch.save` has written, or is cut short"
 _SHARDS = ".metadata"  # what a folder of torch's distributed checkpoints holds
@@ -32,7 +32,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch has no one error for what it cannot read
-        problem = f"cannot be read ({_first_sentence(error)})"
+        problem = f"cannot be read ({first_line(error).split('. ')[0]})"
         raise CheckpointError(problem) from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"is not a checkpoint: it holds a {type(content).__name__}")
@@ -53,8 +53,3 @@ def why_not_lightnings(path: str | os.PathLike[str]) -> str | None:
     if not {"state_dict", "pytorch-lightning_version"} <= content.keys():
         return "is not a checkpoint of Lightning: it holds no `state_dict` with its version"
     return None
-
-
-def _first_sentence(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0]

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ppo_lightning.checkpointing.files import lock
 from ppo_lightning.configs.checks import require
 from ppo_lightning.distributed import any_rank, gather_objects, rank
-from ppo_lightning.errors import CheckpointError
+from ppo_lightning.errors import CheckpointError, first_line
 from ppo_lightning.io import open_atomic
 
 Storage = Literal["memory", "disk"]
@@ -41,7 +42,7 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """Keeps the newest states of a run; every rank keeps its own.
+    """Keeps the newest states of a run, and one that is pinned; every rank keeps its own.
 
     A snapshot counts only if all ranks have it: what one of them could not write is dropped by all,
     and what one of them cannot read is passed over by all.
@@ -72,7 +73,7 @@ class SnapshotStore:
         names = [_PATTERN.fullmatch(path.name) for path in self.folder.glob("*.pt")]
         return sorted(int(n[1]) - 1 for n in names if n and int(n[2]) == rank())
 
-    def put(self, iteration: int, state: Mapping[str, Any]) -> bool:
+    def put(self, iteration: int, state: Mapping[str, Any], *, pinned: int | None = None) -> bool:
         """Keep a state. To be called on all ranks.
 
         If it cannot be written the older ones stay, a warning says so once, and the run goes on.
@@ -80,11 +81,13 @@ class SnapshotStore:
         Args:
             iteration: After which it was taken.
             state: Plain containers and tensors; copied, so that the run may change them.
+            pinned: Iteration of a state that stays however old it is; one of the ``keep``.
 
         Returns:
             Whether it is kept.
         """
         if self.storage == "memory":
+            self._make_room(iteration, pinned)  # first: one state may be most of the memory
             self._states[iteration] = copied(state)
         else:
             problem = self._write(iteration, state)
@@ -92,8 +95,14 @@ class SnapshotStore:
                 self._say_not_written(iteration, problem)
                 self._path(iteration).unlink(missing_ok=True)
                 return False
-        self._remove(self.iterations[: -self.keep])
+            self._make_room(iteration, pinned)  # last: a write that fails costs no older state
         return True
+
+    def _make_room(self, iteration: int, pinned: int | None) -> None:
+        """Remove the oldest states, so that with this one there are ``keep``."""
+        others = [i for i in self.iterations if i not in (iteration, pinned)]
+        stays = pinned != iteration and pinned in self.iterations
+        self._remove(others[: max(len(others) + stays + 1 - self.keep, 0)])
 
     def latest(self) -> Snapshot:
         """Return the newest state that every rank can read. To be called on all ranks.
@@ -142,9 +151,10 @@ class SnapshotStore:
         content = {"format_version": _FORMAT, "iteration": iteration, "state": state}
         try:
             with open_atomic(self._path(iteration)) as file:
+                lock(file)
                 torch.save(content, file)
         except (OSError, RuntimeError) as error:  # torch's zip writer turns some into the latter
-            return _first_line(error)
+            return first_line(error)
         return None
 
     def _say_not_written(self, iteration: int, problem: str | None) -> None:
@@ -172,9 +182,9 @@ class SnapshotStore:
                 return None, "it is of another version or iteration"
             return content["state"], None
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            return None, _first_line(error)
+            return None, first_line(error)
         except (KeyError, TypeError, ValueError) as error:
-            return None, f"it is no snapshot ({_first_line(error)})"
+            return None, f"it is no snapshot ({first_line(error)})"
 
 
 def copied(value: Any) -> Any:
@@ -193,7 +203,3 @@ def _copied(value: Any, clones: dict[tuple[Any, ...], Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_copied(item, clones) for item in value)
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

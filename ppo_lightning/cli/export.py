@@ -48,4 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         export_actor(models, given.folder, overwrite=given.overwrite, ema=given.ema)
     what = "critic" if given.critic else "average of the actor" if given.ema else "actor"
     print(f"{what} written to {given.folder}")
+    if what == "actor" and models.ema_validated:
+        print(
+            "These are the last weights. What `val/…` and gold have judged is the average that "
+            "ActorEMA has kept: `--ema` writes it."
+        )
     return 0

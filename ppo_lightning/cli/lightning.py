@@ -5,25 +5,29 @@ from __future__ import annotations
 import logging
 import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from typing_extensions import override
 
 from ppo_lightning import __version__
 from ppo_lightning.callbacks import MetricsFile, PredictionWriter, SampleTexts, StageProgress
+from ppo_lightning.cli.callback_lists import settle
 from ppo_lightning.cli.checks import check_checkpoint, check_section, check_seed, with_place
 from ppo_lightning.cli.config_errors import explain, reason
 from ppo_lightning.cli.config_files import prepare_arguments
+from ppo_lightning.cli.file_errors import file_problem
 from ppo_lightning.cli.save_config import KeepConfigs
 from ppo_lightning.cli.tables import scores_table
 from ppo_lightning.errors import ConfigError, ModelError
 from ppo_lightning.modules import last_checkpoint
+from ppo_lightning.modules.checkpoint_files import is_nameless
 
 ENV_PREFIX = "PPO_LIGHTNING"
 """``PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3`` is ``--trainer.max_epochs 3`` of ``fit``."""
@@ -142,19 +146,39 @@ class PPOLightningCLI(LightningCLI):
     @override
     def instantiate_classes(self) -> None:
         try:
-            super().instantiate_classes()
+            with self._files_told():
+                super().instantiate_classes()
         except (ValueError, TypeError, ArgumentError) as error:
             raise ConfigError(self._with_place(reason(str(error)))) from error
 
     @override
     def _run_subcommand(self, subcommand: str) -> None:
         try:
-            super()._run_subcommand(subcommand)
+            with self._files_told():
+                super()._run_subcommand(subcommand)
         except ValueError as error:  # this project's own are, too
             told = self._with_place(str(error))
             if type(error) not in (ConfigError, ModelError, ValueError) or told == str(error):
                 raise
             raise ConfigError(told) from error
+
+    @contextmanager
+    def _files_told(self) -> Iterator[None]:
+        """Put a refusal of the file system in words that know where the run writes."""
+        try:
+            yield
+        except OSError as error:
+            told = file_problem(error, self._run_folders())
+            if told is None:
+                raise
+            raise ConfigError(told) from error
+
+    def _run_folders(self) -> list[Path]:
+        root = self._get(self.config, "trainer").default_root_dir
+        loggers = self.trainer.loggers if hasattr(self, "trainer") else []
+        own = [Path(root)] if root else [Path("lightning_logs"), Path("checkpoints")]
+        given = [Path(logger.save_dir) for logger in loggers if logger.save_dir]
+        return [*own, *(folder for folder in given if folder.absolute() != Path.cwd())]
 
     def _with_place(self, message: str) -> str:
         return with_place(message, self.config[str(self.subcommand)], self.files)
@@ -166,6 +190,9 @@ class PPOLightningCLI(LightningCLI):
         if config.get("barebones"):
             config["log_every_n_steps"] = None  # Lightning refuses our default beside it
             return super().instantiate_trainer(**kwargs)
+        given, replaced = settle(given)
+        for line in replaced:
+            rank_zero_info(line)
         extra = default_callbacks(str(self.subcommand), given)
         if config.get("enable_progress_bar") is False:
             extra = [callback for callback in extra if not isinstance(callback, ProgressBar)]
@@ -199,7 +226,7 @@ class PPOLightningCLI(LightningCLI):
         """Put the file in the place of ``last``; an untrained model is not what was asked for."""
         if kwargs.get("ckpt_path") == "last":
             kwargs["ckpt_path"] = last_checkpoint(self.trainer)
-            if kwargs["ckpt_path"] is None:
+            if kwargs["ckpt_path"] is None and not is_nameless(self.trainer):
                 raise ConfigError("`ckpt_path: last`: no run has left a checkpoint; name a file.")
 
     @rank_zero_only

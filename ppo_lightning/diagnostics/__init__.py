@@ -9,22 +9,29 @@ from ppo_lightning.diagnostics.advice import (
 )
 from ppo_lightning.diagnostics.detectors import (
     DETECTORS,
-    UPDATE_ILLNESSES,
-    DetectorConfig,
+    against_keeping,
     all_measured_finite,
     detect,
+    is_judged,
+    is_of_update_alone,
     trimmed,
 )
+from ppo_lightning.diagnostics.illnesses import ILLNESSES, UPDATE_ILLNESSES
+from ppo_lightning.diagnostics.thresholds import DetectorConfig
 
 __all__ = [
     "DETECTORS",
+    "ILLNESSES",
     "UPDATE_ILLNESSES",
     "Advice",
     "DetectorConfig",
     "RunSettings",
     "advice_text",
+    "against_keeping",
     "all_measured_finite",
     "detect",
+    "is_judged",
+    "is_of_update_alone",
     "review",
     "review_scores",
     "trimmed",

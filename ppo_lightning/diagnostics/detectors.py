@@ -9,98 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ppo_lightning.configs.checks import require, require_at_least, require_positive, require_within
+from ppo_lightning.diagnostics.illnesses import UPDATE_ILLNESSES
+from ppo_lightning.diagnostics.thresholds import DetectorConfig
 from ppo_lightning.metrics import AnswerStats, IterationStats
 from ppo_lightning.types import Verdict
 
 History = Sequence[IterationStats]
-Detector = Callable[[History, "DetectorConfig"], Verdict | None]
+Detector = Callable[[History, DetectorConfig], Verdict | None]
 
 SOURCE = "detectors"
-UPDATE_ILLNESSES = frozenset({"nonfinite_update", "update_too_large"})
-"""Found in the update itself: the policy that the iteration began with was still well."""
-
 _MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectorConfig:
-    """When an iteration is taken for ill. None switches a detector off.
-
-    Args:
-        nonfinite_steps: Skipped steps in iterations in a row, the last included, that make a streak
-            (an iteration in which no step at all could be taken is one by itself).
-        max_kl_old: KL(old‖new) of the update, in nats per token. Healthy runs stay below 0.02, an
-            actor's rate 120 times too high reached 0.8 at once.
-        max_kl_ref: KL to the reference, in nats per response. Above it a jump is an explosion;
-            healthy runs level at 3 to 10.
-        max_kl_ref_per_token: The same for long responses, in nats per token: the larger bound of
-            the two holds.
-        kl_jump: Spreads above the running level that are a jump.
-        kl_ceiling: Factor on the bound above which no jump is needed: a slow climb ends there.
-        score_drop: Spreads below the running level at which the mean score has collapsed. The
-            spread is that of the level or the error of a difference of two means, the larger.
-        min_score_drop: Least drop that counts, in deviations of the scores within a buffer.
-        entropy_floor: Share of the first iteration's entropy; healthy runs kept 0.59 of it.
-        entropy_fall: Share of the running level that entropy may lose at once; healthy runs lost
-            0.07 in an iteration, a hacked one 0.46.
-        gold_drop: Errors of a difference of two validations' mean gold scores below the best one,
-            at ``gold_patience`` validations in a row.
-        gold_patience: See there. A state after a single such validation is not kept.
-        min_gold_drop: Least drop that counts, in the gold reward's own unit; where the error of the
-            mean is not measured it alone decides, and 0 leaves the detector silent.
-        window: Iterations that make the running level.
-        margin: How far within the bounds on KL and entropy a state must be to be worth keeping: to
-            go back to the brink would not help.
-
-    Source:
-        The documentation's table of illnesses; figures are measured on small labelled runs.
-    """
-
-    nonfinite_steps: int | None = 3
-    max_kl_old: float | None = 0.2
-    max_kl_ref: float | None = 10.0
-    max_kl_ref_per_token: float = 0.1
-    kl_jump: float = 4.0
-    kl_ceiling: float | None = 3.0
-    score_drop: float | None = 4.0
-    min_score_drop: float = 0.5
-    entropy_floor: float | None = 0.5
-    entropy_fall: float | None = 0.3
-    gold_drop: float | None = 3.0
-    gold_patience: int = 2
-    min_gold_drop: float = 0.0
-    window: int = 8
-    margin: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_at_least("nonfinite_steps", self.nonfinite_steps, 1)
-        for name in ("max_kl_old", "max_kl_ref", "score_drop", "gold_drop", "kl_jump"):
-            require_positive(name, getattr(self, name))
-        require_at_least("kl_ceiling", self.kl_ceiling, 1.0)
-        for name in ("max_kl_ref_per_token", "min_score_drop", "min_gold_drop"):
-            require_at_least(name, getattr(self, name), 0.0)
-        for name in ("entropy_floor", "entropy_fall"):
-            require_within(name, getattr(self, name), 0.0, 1.0)
-        require_at_least("gold_patience", self.gold_patience, 1)
-        require(self.window >= 2, f"`window` must be at least 2, got {self.window}.")
-        require_within("margin", self.margin, 0.0, 0.5)
-
-    def tightened(self) -> DetectorConfig:
-        """Return the bounds that a state worth keeping must respect."""
-        floor = self.entropy_floor
-        return replace(
-            self,
-            max_kl_old=_scaled(self.max_kl_old, 1 - self.margin),
-            max_kl_ref=_scaled(self.max_kl_ref, 1 - self.margin),
-            max_kl_ref_per_token=self.max_kl_ref_per_token * (1 - self.margin),
-            entropy_floor=None if floor is None else min(floor * (1 + self.margin), 1.0),
-            gold_patience=1,
-        )
 
 
 def detect(
@@ -129,25 +51,38 @@ def all_measured_finite(stats: IterationStats) -> bool:
     return all(value is None or math.isfinite(value) for value in measured)
 
 
-def nonfinite_streak(history: History, config: DetectorConfig) -> Verdict | None:
-    """Steps were skipped again and again, or the policy's own numbers are not finite."""
-    if config.nonfinite_steps is None:
-        return None
+def nonfinite_update(history: History, config: DetectorConfig) -> Verdict | None:
+    """Too many steps were skipped, or the policy's own numbers are not finite."""
     now = history[-1]
-    for name in ("kl_ref", "entropy"):
-        value = getattr(now, name)
-        if value is not None and not math.isfinite(value):
-            return _verdict(now, "nonfinite_update", f"`{name}` of the buffer is {value}.")
-    skipped = 0.0
-    for row in reversed(history):
-        if not row.steps_skipped_nonfinite:
-            break
-        skipped += row.steps_skipped_nonfinite
-    if skipped >= config.nonfinite_steps or (skipped and not now.steps_taken):
-        taken = f"{now.steps_taken or 0:.0f} were taken in the last iteration"
-        evidence = f"{skipped:.0f} steps with a loss or gradient that is not finite; {taken}."
+    if config.nonfinite_share is None:
+        return None
+    if (name := _nonfinite_in_buffer(now)) is not None:
+        evidence = f"`{name}` of the buffer is {getattr(now, name)}."
         return _verdict(now, "nonfinite_update", evidence)
-    return None
+    skipped, taken = now.steps_skipped_nonfinite or 0.0, now.steps_taken or 0.0
+    if not skipped or skipped < config.nonfinite_share * (skipped + taken):
+        return None
+    evidence = (
+        f"{skipped:.0f} of {skipped + taken:.0f} steps had a loss or gradient that is not finite; "
+        f"{config.nonfinite_share:.0%} of them are an illness."
+    )
+    return _verdict(now, "nonfinite_update", evidence)
+
+
+def dropped_responses(history: History, config: DetectorConfig) -> Verdict | None:
+    """So many responses were dropped that the rewards, or the networks, must be broken."""
+    now = history[-1]
+    dropped, sampled = now.dropped_responses or 0.0, now.num_responses or 0.0
+    if config.dropped_share is None or not dropped or dropped < config.dropped_share * sampled:
+        return None
+    by_network = now.nonfinite_responses or 0.0
+    evidence = (
+        f"{dropped:.0f} of {sampled:.0f} responses were dropped, {by_network:.0f} of these for "
+        "numbers of a network that are not finite, the others for their scores or for want of "
+        f"tokens; {config.dropped_share:.0%} are an illness."
+    )
+    illness = "nonfinite_update" if 2 * by_network > dropped else "reward_nonfinite"
+    return _verdict(now, illness, evidence)
 
 
 def update_explosion(history: History, config: DetectorConfig) -> Verdict | None:
@@ -182,19 +117,21 @@ def kl_explosion(history: History, config: DetectorConfig) -> Verdict | None:
 def score_collapse(history: History, config: DetectorConfig) -> Verdict | None:
     """The mean score fell far below its running level."""
     now = history[-1]
-    before = [row for row in history[:-1] if _finite(row.score_mean)]
-    if config.score_drop is None or now.score_mean is None or not before:
+    mean_of, std_of = _score_fields(history)
+    before = [row for row in history[:-1] if _finite(getattr(row, mean_of))]
+    mean, std = getattr(now, mean_of), getattr(now, std_of)
+    if config.score_drop is None or mean is None or not before:
         return None
-    level, spread = _running([row.score_mean for row in before], config.window)
-    deviation = max(_running([row.score_std for row in before], config.window)[0], 0.0)
-    widest = max(deviation, now.score_std or 0.0)
+    level, spread = _running([getattr(row, mean_of) for row in before], config.window)
+    deviation = _running([getattr(row, std_of) for row in before], config.window)[0]
+    widest = max(deviation, std or 0.0)
     error = widest * math.sqrt(2 / max(now.num_responses or 1.0, 1.0))
     drop = max(config.score_drop * max(spread, error), config.min_score_drop * deviation)
-    if not now.score_mean < level - drop or not drop > 0:
+    if not mean < level - drop or not drop > 0:
         return None
     evidence = (
-        f"The mean score is {now.score_mean:.3g}, {level - now.score_mean:.3g} below its running "
-        f"level of {level:.3g}, where {drop:.3g} is tolerated."
+        f"The mean score (`{mean_of}`) is {mean:.3g}, {level - mean:.3g} below its running level "
+        f"of {level:.3g}, where {drop:.3g} is tolerated."
     )
     return _verdict(now, "policy_collapse", evidence)
 
@@ -243,13 +180,50 @@ def gold_drop(history: History, config: DetectorConfig) -> Verdict | None:
 
 
 DETECTORS: tuple[Detector, ...] = (
-    nonfinite_streak,
+    nonfinite_update,
+    dropped_responses,
     update_explosion,
     kl_explosion,
     score_collapse,
     entropy_collapse,
     gold_drop,
 )
+
+
+def against_keeping(history: History, config: DetectorConfig) -> tuple[Verdict, ...]:
+    """Return what speaks against going back, later, to the state after the last iteration.
+
+    Between validations the last one goes on speaking: states after a fall of the gold score must
+    not take the place of those before it.
+
+    Args:
+        history: Healthy iterations, oldest first.
+        config: Thresholds; they are tightened.
+    """
+    near = config.tightened()
+    last = max((i for i, row in enumerate(history) if is_judged(row)), default=len(history) - 1)
+    earlier = None if last == len(history) - 1 else gold_drop(history[: last + 1], near)
+    return detect(history, near) + (() if earlier is None else (earlier,))
+
+
+def is_of_update_alone(verdicts: Sequence[Verdict], now: IterationStats) -> bool:
+    """Whether an illness says nothing against the policy that the iteration began with.
+
+    Where the buffer's own numbers were not finite, or no step could be taken, that policy is the
+    first to be suspected.
+
+    Args:
+        verdicts: Of one iteration.
+        now: That iteration.
+    """
+    in_update = all(verdict.illness in UPDATE_ILLNESSES for verdict in verdicts)
+    buffer_is_well = _nonfinite_in_buffer(now) is None and not now.nonfinite_responses
+    return in_update and buffer_is_well and now.steps_taken != 0
+
+
+def is_judged(row: IterationStats) -> bool:
+    """Whether the iteration has a validation with a gold score."""
+    return _judged(row) is not None
 
 
 def trimmed(history: History, keep: int) -> list[IterationStats]:
@@ -283,6 +257,22 @@ def _judged(row: IterationStats) -> Any:
     return None
 
 
+def _nonfinite_in_buffer(row: IterationStats) -> str | None:
+    """Name a measurement of the policy on its own buffer that is not finite."""
+    for name in ("kl_ref", "entropy"):
+        value = getattr(row, name)
+        if value is not None and not math.isfinite(value):
+            return name
+    return None
+
+
+def _score_fields(history: History) -> tuple[str, str]:
+    """Fields of mean and spread of the score: the raw ones, unless the history lacks them."""
+    raw = ("raw_score_mean", "raw_score_std")
+    known = [all(getattr(row, name) is not None for name in raw) for row in history]
+    return raw if known[-1] and any(known[:-1]) else ("score_mean", "score_std")
+
+
 def _gold_error(answers: AnswerStats) -> float:
     """Return the standard error of the mean gold score; 0 where it was not measured."""
     return getattr(answers, "gold_error", None) or 0.0
@@ -290,10 +280,6 @@ def _gold_error(answers: AnswerStats) -> float:
 
 def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def _verdict(row: IterationStats, illness: str, evidence: str) -> Verdict:

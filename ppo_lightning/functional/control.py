@@ -250,6 +250,17 @@ def relieved_plan(
     return next((step for step in steps[:: -1 if backwards else 1] if step != plan), plan)
 
 
+def further_cut(total: float, factor: float, *, bound: float) -> float:
+    """Multiply a factor by another once more, no farther from 1 than a bound.
+
+    Args:
+        total: Product of the factors so far; 1 before the first.
+        factor: The next one, below 1 to lower and above 1 to raise.
+        bound: Least product if below 1, largest if above; 1 lets nothing change.
+    """
+    return _clip(total * factor, min(bound, 1.0), max(bound, 1.0))
+
+
 def _clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 

@@ -70,6 +70,12 @@ class RolloutStats:
         "mean over responses",
         "weighted sum of the components, before penalties, normalisation and clipping",
     )
+    raw_score_std: float | None = metric(
+        "rollout/raw_score_std",
+        "reward",
+        "deviation over responses",
+        "spread of the score before penalties, normalisation and clipping",
+    )
     score_clipped_share: float | None = metric(
         "rollout/score_clipped_share",
         "share",

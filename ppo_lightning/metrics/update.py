@@ -174,6 +174,9 @@ class UpdateStats:
     steps_taken: float | None = metric(
         "update/steps_taken", "steps", "total", "optimiser steps of the iteration"
     )
+    actor_steps: float | None = metric(
+        "update/actor_steps", "steps", "total", "those of them that moved the actor"
+    )
     steps_skipped_kl: float | None = metric(
         "update/steps_skipped_kl",
         "steps",

@@ -21,7 +21,7 @@ from ppo_lightning.models.loading import (
     position_limits,
 )
 from ppo_lightning.models.locate import local_path
-from ppo_lightning.models.reference import ReferencePolicy
+from ppo_lightning.models.reference import ReferencePolicy, trained_weights
 from ppo_lightning.models.reward_model import SequenceScorer, sequence_logits
 from ppo_lightning.models.saving import save_model
 from ppo_lightning.models.scoring import ModelInputs, PolicyOutput, policy_logprobs
@@ -64,4 +64,5 @@ __all__ = [
     "sequence_logits",
     "settings_of",
     "special_stop_ids",
+    "trained_weights",
 ]

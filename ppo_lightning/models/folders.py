@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ppo_lightning.errors import DataError, ModelError
+from ppo_lightning.errors import DataError, ModelError, first_line
 from ppo_lightning.io import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -64,10 +64,10 @@ def unreadable(path: str, kind: str, error: BaseException) -> ModelError:
         kind: ``model`` or ``tokenizer``.
         error: Of transformers.
     """
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelError(
-        f"no {kind} can be loaded from `{path}`: {reason} Give a folder that holds one (with "
-        "`config.json`), `package:NAME`, or a hub name while the hub can be reached."
+        f"no {kind} can be loaded from `{path}`: {first_line(error)} Give a folder "
+        "that holds one (with `config.json`), `package:NAME`, or a hub name while the hub can be "
+        "reached."
     )
 
 

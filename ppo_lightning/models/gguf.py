@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ppo_lightning.errors import ModelError
+from ppo_lightning.errors import ModelError, first_line
 
 CACHE_VARIABLE = "PPO_LIGHTNING_CACHE"
 _FORMAT = "v1"  # part of the folder's name: raise it when unpacking changes
@@ -101,7 +101,7 @@ def _unpack(file: Path, folder: Path) -> None:
         loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     except Exception as error:  # whatever a reader of a foreign format may stumble over
         raise ModelError(
-            f"{file} cannot be read as a language model: {_first_line(error)} GGUF files need the "
+            f"{file} cannot be read as a language model: {first_line(error)} GGUF files need the "
             "package `gguf` and a family that transformers can convert."
         ) from error
     config = loaded.config
@@ -112,7 +112,3 @@ def _unpack(file: Path, folder: Path) -> None:
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from ppo_lightning.checkpointing import Newest, newest_good, why_not, write_checkpoint
-from ppo_lightning.distributed import any_rank
+from ppo_lightning.distributed import any_rank, gather_objects
 from ppo_lightning.errors import CheckpointError
 
 
@@ -120,6 +120,34 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
     if version is None or version == SLURMEnvironment.job_id():
         return [root]
     return [root / (version if isinstance(version, str) else f"version_{version}")]
+
+
+def is_nameless(trainer: pl.Trainer) -> bool:
+    """Whether this rank cannot know the run's folder: some loggers, as MLflow's, say it to one."""
+    return bool(trainer.loggers) and trainer.loggers[0].name is None
+
+
+def agree_on_start(trainer: pl.Trainer) -> None:
+    """Let a rank that cannot know the run's folder start from the first rank's file.
+
+    To be called on all ranks when they are connected, which they are not when ``last_checkpoint``
+    is called; Lightning has the path in its hands by then, and loads the file later.
+    """
+    connector: Any = trainer._checkpoint_connector
+    restore = connector._restore_modules_and_callbacks
+
+    def restore_agreed(path: Any = None, *others: Any) -> None:
+        vars(connector).pop("_restore_modules_and_callbacks", None)
+        restore(_agreed(trainer, path), *others)
+
+    connector._restore_modules_and_callbacks = restore_agreed
+
+
+def _agreed(trainer: pl.Trainer, path: Any) -> Any:
+    """Return the file that this rank starts from."""
+    (first, *_) = gather_objects([None if path is None else str(path)])
+    readable = first is None or Path(first).exists()
+    return first if is_nameless(trainer) and readable else path
 
 
 @rank_zero_only

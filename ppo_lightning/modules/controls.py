@@ -147,11 +147,31 @@ class Controls:
         self._requests.pop((source, dial), None)
         return self._journalled(dial, source, before, "withdrawn")
 
+    def note(
+        self,
+        source: str,
+        what: str,
+        *,
+        before: float | None = None,
+        after: float | None = None,
+        reason: str,
+    ) -> None:
+        """Write down a change of something that is no dial, such as weights.
+
+        Args:
+            source: Who changed it.
+            what: Its name, in the place of a dial's.
+            before: A number that tells what it was, if there is one.
+            after: The same of what it is now.
+            reason: Why, or how.
+        """
+        entry = {"iteration": self.iteration, "source": source, "dial": what}
+        self.journal.append({**entry, "before": before, "after": after, "reason": reason})
+
     def _journalled(self, dial: str, source: str, before: float, reason: str) -> float:
         after = self[dial]
         if after != before:
-            entry = {"iteration": self.iteration, "source": source, "dial": dial}
-            self.journal.append({**entry, "before": before, "after": after, "reason": reason})
+            self.note(source, dial, before=before, after=after, reason=reason)
         return after
 
     def _known(self, dial: str) -> None:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from ppo_lightning.checkpointing import newest_good, remove_leftovers
 from ppo_lightning.distributed import any_rank, gather_objects
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.modules.checkpoint_files import checkpoint_folders
+from ppo_lightning.modules.checkpoint_files import agree_on_start, checkpoint_folders
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What a shell says of a process that SIGTERM ended."""
@@ -34,6 +34,7 @@ _NOTICE = (
     b"\nppo-lightning: SIGTERM: the run stops at the next place that all ranks reach. A second one "
     b"ends this process at once.\n"
 )
+_COMPLETE = "ppo-lightning: stopped by SIGTERM after the last iteration; the run is complete."
 
 
 class StopOnSigterm(pl.Callback):
@@ -57,6 +58,7 @@ class StopOnSigterm(pl.Callback):
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        agree_on_start(trainer)
         if stage != "fit":
             return
         self._trainer, self._asked_at = trainer, None
@@ -91,7 +93,8 @@ class StopOnSigterm(pl.Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._stop_if_asked(trainer, pl_module)  # a script must not go on with its next command
+        # A script must not go on with its next command.
+        self._stop_if_asked(trainer, pl_module, complete=True)
 
     @override
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -122,21 +125,21 @@ class StopOnSigterm(pl.Callback):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _stop_if_asked(self, trainer: pl.Trainer, module: Any) -> None:
+    def _stop_if_asked(self, trainer: pl.Trainer, module: Any, *, complete: bool = False) -> None:
         if any_rank(self._asked_at is not None, module.device):
-            _stop(trainer, module)
+            _stop(trainer, module, complete=complete)
 
 
-def _stop(trainer: pl.Trainer, module: Any) -> NoReturn:
+def _stop(trainer: pl.Trainer, module: Any, *, complete: bool) -> NoReturn:
+    # All iterations may be done before the last hook, and a run may end before all are done.
+    complete = complete or trainer.current_epoch >= (trainer.max_epochs or 0) > 0
     if trainer.is_global_zero:
-        print(_farewell(trainer, module.iteration), file=sys.stderr)
+        print(_COMPLETE if complete else _farewell(trainer, module.iteration), file=sys.stderr)
     raise SIGTERMException(EXIT_STATUS)
 
 
 def _farewell(trainer: pl.Trainer, iteration: int) -> str:
     """Where the run was, and how it goes on."""
-    if trainer.current_epoch >= (trainer.max_epochs or 0) > 0:
-        return "ppo-lightning: stopped by SIGTERM after the last iteration; the run is complete."
     file = newest_good(checkpoint_folders(trainer)).path
     if file is None and trainer.ckpt_path is not None:
         file = Path(trainer.ckpt_path)
@@ -155,8 +158,9 @@ def _requeue_off(trainer: pl.Trainer) -> None:
     if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
         environment.auto_requeue = False
         rank_zero_info(
-            "Lightning's `auto_requeue` is off: it would save inside an iteration. Let SLURM "
-            "requeue the job (`#SBATCH --requeue`), with `--ckpt_path last` in its command."
+            "Lightning's `auto_requeue` is off: it would save inside an iteration. In the job's "
+            "script, with `--ckpt_path last` in the command, let `scontrol requeue $SLURM_JOB_ID` "
+            f"follow exit status {EXIT_STATUS} of `srun`; SLURM does not do it by itself."
         )
 
 

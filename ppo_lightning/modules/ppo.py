@@ -11,7 +11,12 @@ from typing import Any
 import lightning.pytorch as pl
 from typing_extensions import override
 
-from ppo_lightning.checkpointing.entry import check_beside, pack_checkpoint, unpack_checkpoint
+from ppo_lightning.checkpointing.entry import (
+    REFERENCE,
+    check_beside,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
 from ppo_lightning.configs import (
     CriticConfig,
     GroupConfig,
@@ -49,9 +54,10 @@ from ppo_lightning.modules.optim import (
 )
 from ppo_lightning.modules.passes import num_passes
 from ppo_lightning.modules.review import check_together, review_run, say
+from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.text_mix import TextMix
-from ppo_lightning.modules.trainer_checks import check_trainer, run_callbacks
+from ppo_lightning.modules.trainer_checks import check_trainer
 from ppo_lightning.modules.update import Objective
 from ppo_lightning.modules.update_steps import PENALTY, UpdateSteps
 from ppo_lightning.modules.updater import Updater
@@ -384,7 +390,7 @@ class PPOModule(UpdateSteps):
 
     def _beside(self) -> dict[str, str]:
         """Fingerprints of the frozen models that are no part of the module."""
-        return {"`reference.path`": self.reference.fingerprint()} | {
+        return {REFERENCE: self.reference.fingerprint()} | {
             f"`path` of the reward `{name}`": found
             for name, found in self.reward_pipeline.fingerprints().items()
         }

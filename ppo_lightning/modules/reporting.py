@@ -35,6 +35,7 @@ _PER_RESPONSE = (
     "score",
     "score_squared",
     "raw_score",
+    "raw_squared",
     "score_clipped",
     "reward",
     "kl_ref",
@@ -57,6 +58,7 @@ _STEPS = (
     "steps",
     "actor_steps",
     "critic_steps",
+    "actor_moves",
     "grad_norm_actor",
     "grad_norm_critic",
     "skipped_nonfinite",
@@ -170,6 +172,7 @@ class IterationLedger:
                 actor_steps=len(actor),
                 critic_steps=len(critic),
                 steps=sum(report.decision == "step" for *_, report in finite),
+                actor_moves=sum(r.decision == "step" for part, _, r in finite if part != "critic"),
             )
             if actor:
                 ratios = [terms.ratio_max for part, terms, _ in finite if part != "critic"]
@@ -239,11 +242,10 @@ class IterationLedger:
         return found | {
             "kl_ref_per_token": quotient(totals, "kl_ref", "length"),
             "score_std": deviation(totals, "score", "score_squared", "responses"),
+            "raw_score_std": deviation(totals, "raw_score", "raw_squared", "responses"),
             "advantage_std": deviation(totals, "advantage", "advantage_squared", "tokens"),
-            "score_min": totals.get("score_min"),
-            "score_max": totals.get("score_max"),
             "response_length_max": totals.get("length_max"),
-            "advantage_abs_max": totals.get("advantage_abs_max"),
+            **{k: totals.get(k) for k in ("score_min", "score_max", "advantage_abs_max")},
             "dropped_responses": totals["dropped"],
             "num_responses": totals["responses"] + totals["dropped"],
             "num_tokens": totals["tokens"],
@@ -298,6 +300,7 @@ class IterationLedger:
             "kl_capped": float(self.kl_capped),
             "first_ratio_error": self.first_ratio_error,
             "steps_taken": taken,
+            "actor_steps": totals["actor_moves"] / ranks,
             "steps_skipped_nonfinite": skipped,
             "epochs_done": taken / (batch.num_steps / batch.num_epochs),
         }
@@ -322,6 +325,7 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
         "score": score[kept].sum(),
         "score_squared": score[kept].square().sum(),
         "raw_score": raw[kept].sum(),
+        "raw_squared": raw[kept].square().sum(),
         "score_clipped": result.clipped.to(device)[kept].sum(),
         "reward": (score - penalty)[kept].sum(),
         "kl_ref": log_ratio[kept].sum(),

@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.modules.checkpoint_files import use_checkpoint_files
-from ppo_lightning.modules.interrupts import StopOnSigterm
+from ppo_lightning.modules.run_safety import is_lightnings_default
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -125,7 +124,7 @@ def _check_checkpointing(callback: Checkpoint) -> None:
         return
     every_n_steps: Any = getattr(callback, "_every_n_train_steps", 0)
     faults = {
-        "every_n_train_steps": bool(every_n_steps) and not _is_lightnings_default(callback),
+        "every_n_train_steps": bool(every_n_steps) and not is_lightnings_default(callback),
         "train_time_interval": getattr(callback, "_train_time_interval", None) is not None,
         "save_on_exception": bool(getattr(callback, "save_on_exception", False)),
         "save_on_train_epoch_end: false": callback._save_on_train_epoch_end is False,
@@ -138,52 +137,3 @@ def _check_checkpointing(callback: Checkpoint) -> None:
                 "`save_on_train_epoch_end: true`; an epoch is an iteration."
             )
     callback._save_on_train_epoch_end = True
-
-
-def run_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
-    """Make a run safe against its end: whole files, all of an iteration, and SIGTERM.
-
-    Returns:
-        Callbacks to add.
-    """
-    use_checkpoint_files(trainer)
-    checkpointing = default_checkpointing(trainer)
-    given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    replaced = trainer.checkpoint_callbacks if checkpointing else []
-    # Lightning would take these out as well, but tell users of callbacks that they never gave.
-    trainer.callbacks = [  # type: ignore[attr-defined]
-        c for c in given if c not in replaced and not isinstance(c, StopOnSigterm)
-    ]
-    return [StopOnSigterm(), *checkpointing]
-
-
-def default_checkpointing(trainer: pl.Trainer) -> list[pl.Callback]:
-    """Checkpoint callback to put in the place of Lightning's own default, if that is in use.
-
-    Lightning's default may save after validation, inside the iteration; ours saves each
-    iteration's end, and keeps ``last.ckpt``.
-    """
-    current = trainer.checkpoint_callbacks
-    if len(current) != 1 or not _is_lightnings_default(current[0]):
-        return []
-    return [
-        ModelCheckpoint(
-            filename="{epoch}",
-            every_n_epochs=1,
-            # Lightning keeps every file but the last from being written by `fast_dev_run`.
-            save_last=not trainer.fast_dev_run,  # type: ignore[attr-defined]
-            save_on_train_epoch_end=True,
-        )
-    ]
-
-
-def _is_lightnings_default(callback: Checkpoint) -> bool:
-    """Whether it is what the Trainer adds by itself: every argument at its default."""
-    if type(callback) is not ModelCheckpoint:
-        return False
-    plain = ModelCheckpoint()
-    names = [
-        *("monitor", "filename", "save_last", "save_top_k", "dirpath", "save_weights_only"),
-        *("_every_n_train_steps", "_every_n_epochs", "_save_on_train_epoch_end"),
-    ]
-    return all(getattr(callback, name) == getattr(plain, name) for name in names)

@@ -1,11 +1,14 @@
 """Ranks that are told to end, end together; a rank that dies takes nothing with it."""
 
 import errno
+import os
 import signal
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 from ppo_lightning.checkpointing import files, newest_good
 from ppo_lightning.distributed import rank
@@ -53,6 +56,45 @@ def test_t42_t52_ranks_that_another_one_stopped_go_on_bit_for_bit(tiny_llama_dir
     for name in ("final0.pt", "final1.pt"):
         ours, theirs = torch.load(again / name), torch.load(whole / name)
         assert all(ours[key].equal(value) for key, value in theirs.items())
+
+
+class FirstRankNamed(Logger):
+    """As MLflow's: the other ranks are not told where the run is."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.save_dir = str(folder)
+        self.name = "film" if rank_zero_only.rank == 0 else None
+        self.version = "a" if rank_zero_only.rank == 0 else None
+
+    name = save_dir = version = None
+
+    def log_metrics(self, metrics, step=None): ...
+
+    def log_hyperparams(self, params, *args, **kwargs): ...
+
+
+def gone_on(model_dir, folder):
+    """Go on from a run of one iteration: what this rank found and used, and where it got."""
+    for epochs in (1, 2):
+        rank_zero_only.rank = int(os.environ["RANK"])
+        logger = FirstRankNamed(folder)
+        run = trainer(folder, max_epochs=epochs, strategy="ddp", devices=2, logger=logger)
+        module, start = ppo_module(model_dir), last_checkpoint(run)
+        run.fit(module, data_module(), ckpt_path=start)
+    steps = run.fit_loop.epoch_loop.total_batch_idx
+    return start is None, str(run.ckpt_path), module.iteration, steps
+
+
+def test_ranks_that_a_logger_does_not_tell_its_name_start_where_the_first_one_does(
+    tiny_llama_dir, tmp_path
+):
+    first, second = run_on_ranks(gone_on, 2, tiny_llama_dir, tmp_path)
+    assert second[0] is True  # it found nothing by itself
+    assert first[0] is False
+    assert second[1:] == first[1:]
+    assert first[1].endswith(".ckpt")
+    assert first[2] == 1
 
 
 def disk_full(model_dir, folder):

@@ -108,8 +108,19 @@ def test_an_update_without_a_step_leaves_the_average(tiny_llama_dir, tmp_path):
     ema, module = ActorEMA(decay=0.5), ppo_module(tiny_llama_dir, ppo={"target_kl": 1e-9})
     fit(tmp_path, module, data_module(), callbacks=[ema], max_epochs=1)
     before = dict(ema.state_dict()["weights"])
-    ema.on_update_end(module.trainer, module, type("S", (), {"steps_taken": 0.0}))
+    ema.on_update_end(module.trainer, module, type("S", (), {"actor_steps": 0.0}))
     assert_equal(before, ema.state_dict()["weights"])
+
+
+def test_passes_of_the_critic_alone_do_not_count(tiny_llama_dir, tmp_path):
+    """Four steps of the actor and four of the critic: 0.8 to the fourth."""
+    ema, seen = ActorEMA(decay=0.8), Watcher()
+    module = ppo_module(tiny_llama_dir, ppo={"update_order": "in_turn"})
+    fit(tmp_path, module, data_module(), callbacks=[ema, seen], max_epochs=1)
+    assert seen.steps == [8]
+    for name, value in ema.state_dict()["weights"].items():
+        expected = 0.4096 * seen.start[name].double() + 0.5904 * seen.updated[0][name].double()
+        assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -174,6 +185,18 @@ def test_export_writes_the_average(monkeypatch, tmp_path, tiny_gpt2_dir, variant
         assert_close(found["average"], actor(ids).logits, rtol=1e-4, atol=1e-4)
         assert_close(found["last"], module.networks.actor(ids).logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found["average"], found["last"], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_export_says_whose_weights_were_validated(
+    monkeypatch, tmp_path, tiny_llama_dir, capsys, validate
+):
+    run(tmp_path, tiny_llama_dir, ema=ActorEMA(validate=validate), max_epochs=1)
+    file = tmp_path / "checkpoints/epoch=0.ckpt"
+    assert run_cli(monkeypatch, "export", file, tmp_path / "last") == 0
+    assert ("`--ema` writes it" in capsys.readouterr().out) is validate
+    assert run_cli(monkeypatch, "export", file, tmp_path / "average", "--ema") == 0
+    assert "`--ema`" not in capsys.readouterr().out
 
 
 def test_export_says_what_is_missing(monkeypatch, tmp_path, tiny_llama_dir, capsys):

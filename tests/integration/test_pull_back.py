@@ -70,7 +70,10 @@ EXACT = {"rtol": 0, "atol": 0}
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("weight", [0.25, 1.0])
 def test_the_actor_goes_its_share_of_the_way_back(tiny_model_dir, tmp_path, variant, weight):
-    _, seen, recorder = run(tmp_path, tiny_model_dir, variant, weight=weight)
+    module, seen, recorder = run(tmp_path, tiny_model_dir, variant, weight=weight)
+    (entry,) = module.controls.journal
+    assert (entry["iteration"], entry["source"], entry["dial"]) == (2, "PullBack", "actor")
+    assert f"{weight:g}" in entry["reason"]
     start = seen.begun[0]
     assert_same(seen.begun[1], seen.ended[0], **EXACT)  # not due
     assert_same(seen.begun[3], seen.ended[2], **EXACT)

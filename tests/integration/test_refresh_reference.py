@@ -43,6 +43,9 @@ def run(folder, model_dir, variant="full", *, ckpt=None, epochs=4, callback=None
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_reference_becomes_the_actor_and_stays(tiny_model_dir, tmp_path, variant):
     module, seen, recorder = run(tmp_path, tiny_model_dir, variant)
+    (entry,) = module.controls.journal
+    assert (entry["iteration"], entry["source"]) == (2, "RefreshReference")
+    assert entry["dial"] == "reference"
     before, after = seen.reference[1], seen.reference[2]
     assert torch.equal(seen.reference[0], before)
     assert torch.equal(after, seen.actor[1])  # as it was when iteration 1 had ended
@@ -104,7 +107,7 @@ def test_going_on_without_the_callback_is_refused(tiny_llama_dir, tmp_path, vari
     # Lightning warns of the state that no callback asks for, ours raises.
     with (
         pytest.warns(UserWarning, match="RefreshReference"),
-        pytest.raises(CheckpointError, match="reference"),
+        pytest.raises(CheckpointError, match=r"or `RefreshReference` in `trainer\.callbacks` if"),
     ):
         fit(tmp_path / "b", module, data_module(), ckpt=file)
 

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from ppo_lightning.callbacks import CheckpointRollback
 from ppo_lightning.configs import LoraConfig, RewardProcessing
 from ppo_lightning.diagnostics import DetectorConfig
+from ppo_lightning.rewards import Reward, RewardTerm
 from tests.helpers.faults import RateSpike, Says, SpoiledWeights, States, same
 from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
 
@@ -18,14 +21,20 @@ CALM = DetectorConfig(entropy_floor=None)
 
 
 def run(folder, model_dir, *callbacks, rollback=None, epochs=6, ckpt=None, spoil=None, **overrides):
+    states, options = overrides.pop("states", None) or States(), {}
+    if "check_val_every_n_epoch" in overrides:
+        options["check_val_every_n_epoch"] = overrides.pop("check_val_every_n_epoch")
+    data = {"val_prompts": overrides.pop("val_prompts", None)}
     module = ppo_module(model_dir, **overrides)
+    if "gold" in overrides:
+        overrides["gold"].module = module
     if spoil is not None:
         PoisonedAt(module, calls=spoil)
-    states = States()
     recorder = fit(
         folder,
         module,
-        data_module(buffer={"num_prompts": 24, "num_minibatches": 2}),
+        data_module(buffer={"num_prompts": 24, "num_minibatches": 2}, **data),
+        **options,
         callbacks=[*callbacks, *([rollback] if rollback else []), states],
         max_epochs=epochs,
         ckpt=ckpt,
@@ -60,10 +69,12 @@ VARIANTS = {
 def test_spoiled_weights_are_undone_bitwise(tiny_llama_dir, tmp_path, variant, storage):
     """Spoiled in iteration 2, seen by the rollout of 3; the state after 1 was the last well one."""
     callback, fault = rollback(storage=storage), SpoiledWeights(2)
-    _, stats, after = run(
+    module, stats, after = run(
         tmp_path, tiny_llama_dir, fault, rollback=callback, epochs=5, **VARIANTS[variant]
     )
     assert callback.num_rollbacks == 1
+    (entry,) = [e for e in module.controls.journal if e["dial"] == "state"]
+    assert (entry["iteration"], entry["before"], entry["after"]) == (3, 3, 1)
     assert same(after[3], after[1]), "weights, moments, schedules, normaliser"
     assert not same(after[2]["weights"], after[1]["weights"])
     assert not same(after[4]["weights"], after[1]["weights"]), "it learns on"
@@ -103,13 +114,111 @@ def test_an_illness_of_the_first_iteration_goes_back_to_the_start(tiny_llama_dir
     assert "update_too_large in iteration 0: back to the start of the run" in report
 
 
+@pytest.mark.filterwarnings("ignore:An iteration took no optimiser step")
 def test_steps_that_are_never_finite_are_an_illness_that_is_treated(tiny_llama_dir, tmp_path):
-    """All four updates of iteration 2; nothing was changed by them."""
+    """All four updates of iteration 2: the state after 1, from which none was, is suspected."""
     callback = rollback()
     _, stats, after = run(tmp_path, tiny_llama_dir, rollback=callback, spoil=range(9, 13), epochs=5)
     assert callback.num_rollbacks == 1
-    assert same(after[2], after[1])
+    assert same(after[2], after[0])
     assert [s.steps_taken for s in stats][3:] == [4, 4]
+
+
+def test_steps_of_which_half_are_not_finite_leave_the_policy_they_began_with(
+    tiny_llama_dir, tmp_path
+):
+    callback = rollback()
+    _, stats, after = run(tmp_path, tiny_llama_dir, rollback=callback, spoil=(9, 11), epochs=4)
+    assert (stats[2].steps_taken, callback.num_rollbacks) == (2, 1)
+    assert same(after[2], after[1])
+
+
+class NeverANumber(Reward):
+    """A reward model that is broken from an iteration on."""
+
+    def __init__(self, first):
+        self.first, self.calls = first, 0
+
+    def __call__(self, completions):
+        self.calls += 1
+        value = 1.0 if self.calls <= self.first else math.nan
+        return torch.full((len(completions.responses),), value)
+
+
+@pytest.mark.filterwarnings("ignore:An iteration took no optimiser step")
+def test_a_reward_that_is_no_number_any_more_ends_the_run(tiny_llama_dir, tmp_path):
+    broken = NeverANumber(first=2)
+    callback = rollback(max_rollbacks=1)
+    _, stats, after = run(
+        tmp_path,
+        tiny_llama_dir,
+        rollback=callback,
+        rewards=[RewardTerm(name="r", component=broken)],
+        reward_processing=RewardProcessing(on_nonfinite="drop"),
+    )
+    assert [s.dropped_responses for s in stats] == [0, 0, 24, 24]
+    assert same(after[2], after[0])
+    report = (tmp_path / "rollbacks/2/report.md").read_text(encoding="utf-8")
+    assert "reward_nonfinite" in report
+    assert "24 of 24 responses were dropped, 0 of these" in report
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.filterwarnings("ignore:An iteration took no optimiser step")
+def test_the_last_checkpoint_of_a_stopped_run_is_the_state_gone_back_to(
+    tiny_llama_dir, tmp_path, every
+):
+    """No step in iteration 3, so Lightning sees nothing to write; or none is due there."""
+    kept = ModelCheckpoint(
+        filename="{epoch}", every_n_epochs=every, save_last=True, save_on_train_epoch_end=True
+    )
+    run(
+        tmp_path,
+        tiny_llama_dir,
+        kept,
+        rollback=rollback(max_rollbacks=0),
+        spoil=range(13, 17),
+        states=(states := States()),
+    )
+    assert max(states.after) == 3
+    assert same(states.after[3], states.after[1])
+    last = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    weights = states.after[1]["weights"]
+    assert all(same(last["state_dict"][name], value) for name, value in weights.items())
+    assert last["ppo_lightning"]["complete"]
+    assert last["ppo_lightning"]["controls"]["iteration"] == 3
+    of_itself = "epoch=3" if every == 1 else "epoch=2"
+    assert {file.stem for file in (tmp_path / "checkpoints").iterdir()} == {"last", of_itself}
+
+
+class WrittenDown(Reward):
+    """A gold score by number of the iteration, whatever the answers."""
+
+    def __init__(self, scores):
+        self.scores, self.module = scores, None
+
+    def __call__(self, completions):
+        return [self.scores[self.module.iteration]] * len(completions.responses)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_fall_of_the_gold_score_goes_back_to_the_last_state_it_found_well(
+    tiny_llama_dir, tmp_path, keep
+):
+    """Validated every third iteration: well after 2, fallen after 5 and after 8."""
+    callback = rollback(keep=keep, thresholds=replace(CALM, min_gold_drop=0.5))
+    gold = WrittenDown({2: 1.0, 5: 0.2, 8: 0.1})
+    _, _, after = run(
+        tmp_path,
+        tiny_llama_dir,
+        rollback=callback,
+        epochs=9,
+        gold=gold,
+        val_prompts=["the cat", "no"],
+        check_val_every_n_epoch=3,
+    )
+    assert callback.num_rollbacks == 1
+    assert same(after[8], after[2])
 
 
 class BrokenWeight(SpoiledWeights):
@@ -206,6 +315,14 @@ def test_an_unreadable_snapshot_is_passed_over_and_said(tiny_llama_dir, tmp_path
     assert "passed over" in report
 
 
+def test_what_a_killed_run_left_of_a_snapshot_goes(tiny_llama_dir, tmp_path):
+    left = tmp_path / "snapshots/.after_000003_iterations.rank_0.pt.1a.tmp"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    run(tmp_path, tiny_llama_dir, rollback=rollback(storage="disk"), epochs=1)
+    assert not left.exists()
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")  # it is resumed in its own folder
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_a_run_resumed_after_a_rollback_is_the_same_run(tiny_llama_dir, tmp_path, storage):
@@ -231,7 +348,7 @@ def test_a_run_resumed_after_a_rollback_is_the_same_run(tiny_llama_dir, tmp_path
     resumed, again, rest, _ = go(tmp_path, ckpt=checkpoint)
     assert [s.iteration for s in rest] == [4, 5, 6, 7]
     assert same(parameters(again), parameters(module))
-    assert resumed.factors == whole.factors
+    assert resumed.cuts.factors == whole.cuts.factors
     assert resumed.num_rollbacks == 2
     assert again.controls.state_dict() == module.controls.state_dict()
     assert rest[-1].lr_actor == stats[-1].lr_actor == pytest.approx(0.01 * stats[0].lr_actor)

@@ -62,6 +62,14 @@ def test_a_policy_at_rest_moves_nothing():
     assert module.controls["kl_coef"] > 0.1
 
 
+def test_a_policy_whose_every_step_was_stopped_or_skipped_moves_nothing():
+    module = run()
+    module.end_iteration(0, **MEASURED, actor_steps=0.0)
+    assert module.controls["kl_coef"] == 0.1
+    module.end_iteration(1, **MEASURED, actor_steps=1.0)
+    assert module.controls["kl_coef"] > 0.1
+
+
 def test_the_factor_of_a_doctor_is_not_taken_in_at_every_step():
     module = run()
     module.controls.request(Request(source="Doctor", dial="kl_coef", factor=2.0, layer="doctor"))

@@ -1,6 +1,8 @@
 """What a rollback asks of the controls, what it remembers, and what it writes."""
 
 import json
+import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from ppo_lightning.callbacks import CheckpointRollback, RollbackReport
 from ppo_lightning.callbacks.rollback_report import extremes
 from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.diagnostics import ILLNESSES
 from ppo_lightning.metrics import AnswerStats, IterationStats
 from ppo_lightning.modules import Controls, Request
 from ppo_lightning.modules.controls import ppo_dials
@@ -24,8 +27,8 @@ def module(kl_coef=0.05):
 
 def cut(callback, model, times=1):
     for _ in range(times):
-        callback._cut(model, ILL)
         callback.num_rollbacks += 1
+        callback.cuts.apply(model.controls, ILL, number=callback.num_rollbacks)
     return [model.controls[dial] for dial in DIALS]
 
 
@@ -46,6 +49,8 @@ def test_a_run_without_penalty_gets_one():
     assert cut(callback, model)[2] == pytest.approx(0.05)
     assert cut(callback, model)[2] == pytest.approx(0.1)
     assert cut(callback, model)[2] == pytest.approx(0.1), "×4 is the bound, ×2 was in the first"
+    steep = CheckpointRollback(kl_coef_factor=4.0, max_kl_coef_factor=2.0)
+    assert cut(steep, module(kl_coef=0.0))[2] == pytest.approx(0.05), "it begins where it is told"
     assert cut(CheckpointRollback(kl_coef_from_zero=None), module(kl_coef=0.0))[2] == 0
 
 
@@ -67,13 +72,36 @@ def test_changes_can_be_held_for_a_while():
         assert model.controls["actor_lr_factor"] == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("kl_coef", [0.05, 0.0])
+def test_changes_that_no_longer_hold_are_not_multiplied(kl_coef):
+    callback, model = CheckpointRollback(hold_iterations=2), module(kl_coef=kl_coef)
+    first = cut(callback, model)
+    model.controls.iteration = 6  # they held until 5
+    callback.cuts.apply(model.controls, replace(ILL, iteration=6), number=2)
+    assert [model.controls[dial] for dial in DIALS] == pytest.approx(first)
+    model.controls.iteration = 8
+    callback.cuts.apply(model.controls, replace(ILL, iteration=8), number=3)
+    assert model.controls["actor_lr_factor"] == pytest.approx(0.01), "in force to the last"
+
+
+def test_a_name_that_nothing_reports_is_warned_of():
+    callback = CheckpointRollback(illnesses=["kl_runaway", "kl_runnaway"])
+    with pytest.warns(UserWarning, match=r"`kl_runnaway` is none.*Known:.*kl_runaway"):
+        callback._warn_of_unknown_names()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CheckpointRollback(illnesses=[*ILLNESSES])._warn_of_unknown_names()
+        CheckpointRollback()._warn_of_unknown_names()
+
+
 def test_its_state_survives_a_checkpoint(tmp_path):
     callback = CheckpointRollback()
     cut(callback, module(kl_coef=0.0), times=2)
     stats = IterationStats(
         iteration=4, kl_ref=0.1, value_loss=float("inf"), val_greedy=AnswerStats(gold=1 / 3)
     )
-    callback.history, callback._on_trial, callback._just_restored = [stats], 4, 2
+    callback.history, states = [stats], callback.states
+    states.on_trial, states.just_restored, states.proven = 4, 2, 3
     torch.save(callback.state_dict(), tmp_path / "state.pt")
     other = CheckpointRollback()
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))

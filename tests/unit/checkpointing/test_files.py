@@ -91,12 +91,13 @@ def test_leftovers_go_but_not_what_another_run_is_writing(tmp_path):
     folder = tmp_path / "version_0/checkpoints"
     folder.mkdir(parents=True)
     left, busy = folder / ".last.ckpt.1a.tmp", folder / ".last.ckpt.2b.tmp"
+    snapshot = folder / ".after_000003_iterations.rank_0.pt.3c.tmp"
     others = [folder / "last.ckpt", folder / ".notes.tmp", folder / "mine.ckpt.tmp"]
-    for path in (left, busy, *others):
+    for path in (left, busy, snapshot, *others):
         path.touch()
     with open(busy, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert remove_leftovers([tmp_path, tmp_path / "not-there"]) == [left]
+        assert remove_leftovers([tmp_path, tmp_path / "not-there"]) == [snapshot, left]
     assert sorted(folder.iterdir()) == sorted([busy, *others])
     assert remove_leftovers([tmp_path]) == [busy]
 
@@ -109,3 +110,15 @@ def test_a_file_is_locked_while_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(files._Watched, "write", write)
     write_checkpoint(CHECKPOINT, tmp_path / "a.ckpt")
     assert (tmp_path / "a.ckpt").exists()
+
+
+def test_a_leftover_is_locked_through_a_file_that_may_be_written(tmp_path, monkeypatch):
+    """NFS refuses an exclusive lock through one that was opened for reading."""
+
+    def as_on_nfs(file, operation):
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    (tmp_path / ".last.ckpt.1a.tmp").write_bytes(b"half")
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    assert remove_leftovers([tmp_path]) == [tmp_path / ".last.ckpt.1a.tmp"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from ppo_lightning.checkpointing import SnapshotStore, copied
+from ppo_lightning.checkpointing import SnapshotStore, copied, remove_leftovers, snapshots
 from ppo_lightning.errors import CheckpointError
 
 CPU = torch.device("cpu")
@@ -40,6 +40,43 @@ def test_the_newest_states_are_kept(storage, tmp_path):
     assert kept.latest().iteration == 0
     kept.clear()
     assert kept.iterations == []
+
+
+def test_a_pinned_state_takes_the_place_of_one_of_the_newest(storage, tmp_path):
+    kept = store(storage, tmp_path, keep=3)
+    kept.put(0, state(0))
+    for iteration in range(1, 6):
+        kept.put(iteration, state(iteration), pinned=1)
+    assert kept.iterations == [1, 4, 5]
+    kept.put(6, state(6), pinned=6)
+    kept.put(7, state(7), pinned=3)
+    assert kept.iterations == [5, 6, 7], "one that is not there takes no place"
+
+
+def test_the_oldest_goes_before_a_copy_is_made_and_after_a_file_is(storage, tmp_path, monkeypatch):
+    kept, seen = store(storage, tmp_path, keep=2), []
+    where, name = (snapshots, "copied") if storage == "memory" else (torch, "save")
+    make = getattr(where, name)
+
+    def watched(*arguments):
+        seen.append(kept.iterations)
+        return make(*arguments)
+
+    monkeypatch.setattr(where, name, watched)
+    for iteration in range(3):
+        kept.put(iteration, state(iteration))
+    assert seen == [[], [0], [1] if storage == "memory" else [0, 1]]
+
+
+def test_a_file_is_locked_while_it_is_written(tmp_path, monkeypatch):
+    save = torch.save
+
+    def watched(*arguments):
+        assert remove_leftovers([tmp_path]) == []
+        save(*arguments)
+
+    monkeypatch.setattr(torch, "save", watched)
+    assert store("disk", tmp_path).put(0, state(0))
 
 
 def test_the_start_of_a_run_is_an_iteration_too(storage, tmp_path):

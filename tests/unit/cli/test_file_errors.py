@@ -2,10 +2,12 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from ppo_lightning.cli import main as main_module
+from ppo_lightning.cli.file_errors import file_problem
 from ppo_lightning.cli.main import main
 from tests.helpers.cli import run_cli, tiny_config, write_config
 
@@ -22,11 +24,17 @@ def raising(monkeypatch, error):
 @pytest.mark.parametrize("name", CODES)
 def test_one_line_with_path_reason_and_way_out(monkeypatch, capsys, name):
     number = getattr(errno, name)
-    raising(monkeypatch, OSError(number, os.strerror(number), "runs/x/metrics.jsonl"))
+    error = OSError(number, os.strerror(number), "runs/x/metrics.jsonl")
+    raising(monkeypatch, error)
     assert main(["fit"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ppo-lightning: `runs/x/metrics.jsonl`: {os.strerror(number)}. ")
-    assert "`trainer.default_root_dir`" in line
+    assert "trainer" not in line  # it is not known to be the run's
+    assert "`trainer.default_root_dir`" in str(file_problem(error, [Path("runs")]))
+    assert "`trainer.default_root_dir`" in str(
+        file_problem(error, [Path("runs/x/metrics.jsonl/y")])
+    )
+    assert "trainer" not in str(file_problem(error, [Path("other")]))
 
 
 def test_a_full_disk_is_told_even_where_the_path_is_not_known(monkeypatch, capsys):
@@ -63,7 +71,27 @@ def test_a_run_that_cannot_have_its_folder(monkeypatch, tmp_path, capsys, tiny_l
     config["trainer"]["logger"] = logger
     path = write_config(tmp_path / "c.yaml", config)
     assert run_cli(monkeypatch, "fit", "-c", path) == 2
-    assert f"ppo-lightning: `{tmp_path}/file" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"ppo-lightning: `{tmp_path}/file" in said
+    assert "`trainer.default_root_dir`" in said
+
+
+def test_a_file_that_a_reward_reads_is_no_matter_of_the_runs_folder(
+    monkeypatch, tmp_path, capsys, tiny_llama_dir
+):
+    config = tiny_config(tiny_llama_dir, tmp_path / "run")
+    (tmp_path / "mine.py").write_text(
+        "from ppo_lightning.rewards import Reward\n\n\nclass Listed(Reward):\n"
+        "    def setup(self, device):\n        open('no-such-list.txt')\n\n"
+        "    def __call__(self, completions): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config["model"]["init_args"]["rewards"][0]["component"] = {"class_path": "mine.Listed"}
+    path = write_config(tmp_path / "c.yaml", config)
+    assert run_cli(monkeypatch, "fit", "-c", path) == 2
+    said = capsys.readouterr().err
+    assert "ppo-lightning: `no-such-list.txt`: No such file or directory. See that it" in said
+    assert "trainer.default_root_dir" not in said
 
 
 def test_a_folder_that_must_not_be_written_to(monkeypatch, tmp_path, capsys, tiny_llama_dir):

@@ -8,13 +8,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppo_lightning.diagnostics import DetectorConfig, all_measured_finite, detect, trimmed
+from ppo_lightning.diagnostics import (
+    ILLNESSES,
+    UPDATE_ILLNESSES,
+    DetectorConfig,
+    against_keeping,
+    all_measured_finite,
+    detect,
+    is_of_update_alone,
+    trimmed,
+)
 from ppo_lightning.diagnostics.detectors import DETECTORS
 from ppo_lightning.metrics import AnswerStats, IterationStats
+from ppo_lightning.types import Verdict
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text(encoding="utf-8"))["traces"]
 OFF = {
-    "nonfinite_steps": None,
+    "nonfinite_share": None,
+    "dropped_share": None,
     "max_kl_old": None,
     "max_kl_ref": None,
     "score_drop": None,
@@ -125,16 +136,46 @@ def test_an_outlier_among_scores_is_no_collapse_afterwards():
 # One by one
 
 
-def test_a_streak_of_skipped_steps():
-    skipped = {"steps_skipped_nonfinite": 1.0}
-    assert not only("nonfinite_steps", rows(skipped, skipped))
-    assert only("nonfinite_steps", rows(skipped, skipped, skipped)) == {"nonfinite_update"}
-    assert not only("nonfinite_steps", rows(skipped, skipped, {}, skipped)), "the streak ended"
-    lost = {"steps_skipped_nonfinite": 1.0, "steps_taken": 0.0}
-    assert only("nonfinite_steps", rows(lost)), "no step was left"
-    assert not only("nonfinite_steps", rows({"steps_taken": 0.0})), "a KL stop is another matter"
-    assert only("nonfinite_steps", rows({"kl_ref": math.nan})) == {"nonfinite_update"}
-    assert not only("nonfinite_steps", rows({"kl_ref": None, "steps_skipped_nonfinite": None}))
+def test_skipped_steps_are_judged_by_their_share_of_the_iteration():
+    odd = {"steps_skipped_nonfinite": 1.0, "steps_taken": 63.0}
+    assert not only("nonfinite_share", rows(*[odd] * 6)), "one of 64 is what skipping is for"
+    third = {"steps_skipped_nonfinite": 2.0, "steps_taken": 4.0}
+    assert not only("nonfinite_share", rows(third))
+    assert only("nonfinite_share", rows(third), nonfinite_share=0.33) == {"nonfinite_update"}
+    half = {"steps_skipped_nonfinite": 3.0, "steps_taken": 3.0}
+    assert only("nonfinite_share", rows(half)) == {"nonfinite_update"}
+    lost = {"steps_skipped_nonfinite": 1.0, "steps_taken": 0.0, "steps_skipped_kl": 7.0}
+    assert only("nonfinite_share", rows(lost)), "what a KL stop left out is another matter"
+    assert not only("nonfinite_share", rows({"steps_taken": 0.0}))
+    assert only("nonfinite_share", rows({"kl_ref": math.nan})) == {"nonfinite_update"}
+    assert not only("nonfinite_share", rows({"kl_ref": None, "steps_skipped_nonfinite": None}))
+
+
+def test_rewards_are_broken_where_half_of_the_responses_are_dropped():
+    few, many = {"dropped_responses": 63.0}, {"dropped_responses": 64.0}
+    assert not only("dropped_share", rows(few))
+    assert only("dropped_share", rows(few), dropped_share=0.4) == {"reward_nonfinite"}
+    assert only("dropped_share", rows(many)) == {"reward_nonfinite"}
+    of_networks = many | {"nonfinite_responses": 40.0}
+    assert only("dropped_share", rows(of_networks)) == {"nonfinite_update"}
+    (verdict,) = detect(rows(of_networks), DetectorConfig())
+    assert "64 of 128 responses were dropped, 40 of these" in verdict.evidence
+    assert not only("dropped_share", rows({"dropped_responses": 0.0, "num_responses": 0.0}))
+
+
+def test_an_illness_of_the_update_alone_says_nothing_against_the_policy_it_began_with():
+    def said(*names):
+        return [Verdict(illness=n, evidence="", iteration=0, source="me") for n in names]
+
+    assert is_of_update_alone(said(*UPDATE_ILLNESSES), row())
+    assert not is_of_update_alone(said("nonfinite_update", "kl_runaway"), row())
+    for suspicious in (
+        {"kl_ref": math.nan},
+        {"entropy": math.inf},
+        {"nonfinite_responses": 1.0},
+        {"steps_taken": 0.0},
+    ):
+        assert not is_of_update_alone(said("nonfinite_update"), row(**suspicious))
 
 
 def test_an_update_that_went_too_far():
@@ -179,6 +220,20 @@ def test_a_collapse_of_the_score_is_measured_in_its_noise():
     assert not only("score_drop", rows(*wobble, {"score_mean": -1.0})), "the level itself varies"
 
 
+def test_a_collapse_shows_in_the_raw_score_whatever_normalisation_makes_of_it():
+    hidden = {"score_mean": 0.0, "score_std": 1.0, "raw_score_std": 2.0}
+    steady = [hidden | {"raw_score_mean": 3.0}] * 6
+    # Error of a difference of two means of 128 raw scores: 2/8; four of them are 1.
+    assert not only("score_drop", rows(*steady, hidden | {"raw_score_mean": 2.1}))
+    fallen = hidden | {"raw_score_mean": 1.9}
+    assert only("score_drop", rows(*steady, fallen)) == {"policy_collapse"}
+    assert not only("score_drop", rows({}, {}, fallen | {"score_mean": 1.0})), (
+        "there is no raw level yet"
+    )
+    old = rows({}, {}, fallen | {"score_mean": -3.0})
+    assert only("score_drop", old), "rows of an earlier version are judged by what they have"
+
+
 def test_one_odd_iteration_does_not_move_the_level():
     outlier = [{"score_mean": value} for value in (1.0, 1.0, 500.0, 1.0, 1.0)]
     assert not only("score_drop", rows(*outlier, {"score_mean": 0.9}))
@@ -206,6 +261,19 @@ def test_gold_must_stay_below_its_best_for_two_validations():
     assert not only("gold_drop", golds(1.0, -9.0, -9.0)), "without noise or margin it is silent"
 
 
+def test_between_validations_the_last_one_speaks_against_keeping_a_state():
+    config = DetectorConfig(min_gold_drop=0.5)
+    fallen = [*golds(1.0, 0.4), row(2), row(3)]
+    assert not detect(fallen, config)
+    assert [v.illness for v in against_keeping(fallen, config)] == ["over_optimisation"]
+    assert not against_keeping([*golds(1.0, 0.6), row(2)], config)
+    assert not against_keeping([*golds(1.0, 0.4, 1.1), row(3)], config)
+    assert not against_keeping(rows({}, {}), config)
+    # Nothing else is judged twice, or later than in its own iteration.
+    sick = [*golds(1.0), row(1, val_greedy=AnswerStats(gold=1.0), kl_old=9.0), row(2)]
+    assert not against_keeping(sick, config)
+
+
 def test_gold_margin_follows_the_error_of_the_means():
     def validated(*values):
         found = [SimpleNamespace(gold=value, gold_error=0.3) for value in values]
@@ -218,9 +286,11 @@ def test_gold_margin_follows_the_error_of_the_means():
 
 def test_everything_can_be_switched_off():
     sick = {"kl_ref": 1e6, "kl_old": 9.0, "score_mean": -1e6, "entropy": 1e-9}
-    sick |= {"steps_taken": 0.0, "steps_skipped_nonfinite": 4.0}
+    sick |= {"steps_taken": 0.0, "steps_skipped_nonfinite": 4.0, "dropped_responses": 128.0}
     history = [*golds(1.0, -9.0), row(2, val_greedy=AnswerStats(gold=-9.0), **sick)]
-    assert len(detect(history, DetectorConfig(min_gold_drop=1.0))) == len(DETECTORS)
+    found = detect(history, DetectorConfig(min_gold_drop=1.0))
+    assert len(found) == len(DETECTORS)
+    assert {verdict.illness for verdict in found} <= {*ILLNESSES}
     assert not detect(history, DetectorConfig(**OFF))
 
 
@@ -262,7 +332,10 @@ def test_trimming_keeps_what_detectors_look_at():
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("nonfinite_steps", 0),
+        ("nonfinite_share", 0.0),
+        ("nonfinite_share", 1.1),
+        ("dropped_share", 0.0),
+        ("dropped_share", 1.1),
         ("max_kl_old", 0.0),
         ("max_kl_ref", -1.0),
         ("kl_ceiling", 0.5),

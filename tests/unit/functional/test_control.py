@@ -13,6 +13,7 @@ from ppo_lightning.functional import (
     adapted_ent_coef,
     adapted_kl_coef,
     adapted_penalty_coef,
+    further_cut,
     mask_from_lengths,
     masked_mean,
     masked_sum,
@@ -194,3 +195,12 @@ def test_what_gives_way_first():
     start = UpdatePlan(4, 1.0)
     assert relieved_plan(start, pressure=1, first="epochs", **RELIEF) == (3, 1.0)
     assert relieved_plan(start, pressure=1, first="buffer", **RELIEF) == (4, 2.0)
+
+
+def test_factors_are_multiplied_up_to_their_bound_on_either_side_of_one():
+    assert further_cut(1.0, 0.1, bound=0.02) == pytest.approx(0.1)
+    assert further_cut(0.1, 0.1, bound=0.02) == further_cut(0.02, 0.1, bound=0.02) == 0.02
+    assert further_cut(1.0, 2.0, bound=4.0) == 2.0
+    assert further_cut(2.0, 4.0, bound=4.0) == 4.0
+    assert further_cut(1.0, 1.0, bound=4.0) == further_cut(1.0, 1.0, bound=0.1) == 1.0
+    assert further_cut(1.0, 0.1, bound=1.0) == further_cut(1.0, 2.0, bound=1.0) == 1.0

@@ -122,3 +122,19 @@ def test_state_survives_a_resume_and_configured_values_are_those_of_the_new_run(
     resumed.iteration += 1
     assert resumed["kl_coef"] == 0.4
     assert resumed.state_dict()["requests"] == state["requests"]
+
+
+def test_changes_of_what_is_no_dial_are_in_the_journal_too():
+    controls = Controls({})
+    controls.iteration = 3
+    controls.note("Doctor", "weights", before=2, after=-1, reason="ill")
+    assert controls.journal == [
+        {
+            "iteration": 3,
+            "source": "Doctor",
+            "dial": "weights",
+            "before": 2,
+            "after": -1,
+            "reason": "ill",
+        }
+    ]

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ppo_lightning.modules import StopOnSigterm
+from ppo_lightning.modules import StopOnSigterm, interrupts
 
 MODULE = SimpleNamespace(device="cpu", iteration=4)
 
@@ -34,6 +36,7 @@ def trainer(tmp_path):
         max_epochs=9,
         state=SimpleNamespace(fn="fit"),
         strategy=SimpleNamespace(launcher=None),
+        _checkpoint_connector=SimpleNamespace(_restore_modules_and_callbacks=None),
         _accelerator_connector=SimpleNamespace(cluster_environment=LightningEnvironment()),
     )
 
@@ -120,8 +123,30 @@ def test_a_second_signal_ends_the_process_at_once_with_those_that_it_started(tra
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # so that it is deadly
 
 
-def test_slurm_is_not_asked_to_save_inside_an_iteration(trainer):
+def test_slurm_is_not_asked_to_save_inside_an_iteration(trainer, monkeypatch):
+    said = []
+    monkeypatch.setattr(interrupts, "rank_zero_info", said.append)
     environment = SLURMEnvironment(auto_requeue=True)
     trainer._accelerator_connector.cluster_environment = environment
     started(trainer)
     assert environment.auto_requeue is False
+    assert "`scontrol requeue $SLURM_JOB_ID` follow exit status 143" in said[0]
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(143, "requeue 77\n"), (0, ""), (2, "")])
+def test_the_pages_job_script_requeues_a_job_that_was_stopped_and_no_other(status, requeued):
+    page = Path(__file__).parents[3] / "docs/how-to/resume.md"
+    script = page.read_text(encoding="utf-8").split("```text\n#!/bin/bash\n")[1].split("```")[0]
+    stubs = f'srun() {{ return {status}; }}\nscontrol() {{ echo "$@"; }}\nSLURM_JOB_ID=77\n'
+    done = subprocess.run(["bash", "-c", stubs + script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, requeued)
+
+
+def test_a_signal_after_an_early_stop_finds_a_complete_run(trainer, capfd):
+    stop = started(trainer)
+    send()
+    with pytest.raises(SIGTERMException):
+        stop.on_train_end(trainer, MODULE)  # iteration 4 of 9
+    said = capfd.readouterr().err
+    assert "after the last iteration; the run is complete" in said
+    assert "goes on" not in said

@@ -89,6 +89,7 @@ def test_means_over_responses_leave_out_the_dropped_and_the_empty(stats):
     assert stats["score_std"] == pytest.approx(statistics.pstdev(scores))
     assert (stats["score_min"], stats["score_max"]) == (min(scores), max(scores))
     assert stats["raw_score_mean"] == pytest.approx(statistics.fmean(per_response(RAW)))
+    assert stats["raw_score_std"] == pytest.approx(statistics.pstdev(per_response(RAW)))
     assert stats["score_clipped_share"] == 1 / 4
     assert stats["truncated_share"] == 2 / 4
     lengths = [len(RESPONSES[row]) for row in KEPT]
@@ -235,6 +236,22 @@ def test_steps_that_were_not_finite_are_counted_and_in_no_mean():
     assert (found.grad_norm_actor, found.grad_norm_critic_max) == (1.0, 2.0)
     assert (found.steps_taken, found.steps_skipped_nonfinite) == (1, 1)
     assert found.steps_skipped_kl == 0
+
+
+def test_steps_of_the_actor_are_those_that_moved_it():
+    """Critic-only passes, and forwards without a step, move it not at all."""
+    steps = Steps(per_pass=6, passes=1)
+    for decision, part in [
+        ("step", "both"),
+        ("step", "critic"),
+        ("step", "actor"),
+        ("nonfinite", "actor"),
+        ("step", "critic"),
+        ("kl_stop", "actor"),
+    ]:
+        steps.add(decision, tokens=10, part=part)
+    assert steps.stats().actor_steps == 2
+    assert steps.stats().steps_taken == 4
 
 
 def test_each_iteration_starts_from_nothing():

@@ -17,7 +17,8 @@ from lightning.pytorch.strategies import (
 )
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.modules.trainer_checks import check_trainer, default_checkpointing
+from ppo_lightning.modules.run_safety import default_checkpointing
+from ppo_lightning.modules.trainer_checks import check_trainer
 
 
 def stand_in(**settings):
