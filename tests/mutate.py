@@ -111,7 +111,13 @@ def _pytest(root: str, report: str, tests: list[str]) -> None:
     os.environ |= {"PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     for name in [m for m in sys.modules if m.partition(".")[0] in ("tests", "ppo_lightning")]:
         del sys.modules[name]
-    outside = [p for p in sys.path if p and not Path(p).resolve().is_relative_to(ROOT)]
+    # The environment may lie in the checkout, whose own code must not be found.
+    places = [(p, Path(p).resolve()) for p in sys.path if p]
+    outside = [
+        p
+        for p, place in places
+        if not place.is_relative_to(ROOT) or "site-packages" in place.relative_to(ROOT).parts
+    ]
     sys.path[:] = [root, *outside]
     import ppo_lightning
     import tests as copied
