@@ -112,10 +112,10 @@ def _pytest(root: str, report: str, tests: list[str]) -> None:
     for name in [m for m in sys.modules if m.partition(".")[0] in ("tests", "ppo_lightning")]:
         del sys.modules[name]
     # The environment may lie in the checkout, whose own code must not be found.
-    places = [(p, Path(p).resolve()) for p in sys.path if p]
+    paths = [(p, Path(p).resolve()) for p in sys.path if p]
     outside = [
         p
-        for p, place in places
+        for p, place in paths
         if not place.is_relative_to(ROOT) or "site-packages" in place.relative_to(ROOT).parts
     ]
     sys.path[:] = [root, *outside]
