@@ -5,6 +5,7 @@ platform's line ends can get in.
 """
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -160,6 +161,17 @@ def write_json_atomic(path: StrPath, value: Any, *, indent: int | None = 2) -> N
     data = _encode(value, indent=indent)
     with open_atomic(path) as file:
         file.write(data)
+
+
+def finite(value: Any) -> Any:
+    """Return the value with None in the place of NaN and infinities, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def append_jsonl(path: StrPath, record: Mapping[str, Any]) -> None:

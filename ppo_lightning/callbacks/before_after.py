@@ -21,10 +21,9 @@ from ppo_lightning.callbacks.comparison import (
     pair_answers,
     texts_of,
 )
-from ppo_lightning.callbacks.records import finite
 from ppo_lightning.callbacks.samples import as_markdown, side_by_side
 from ppo_lightning.distributed import gather_objects
-from ppo_lightning.io import set_aside, write_json_atomic, write_text_atomic
+from ppo_lightning.io import finite, set_aside, write_json_atomic, write_text_atomic
 from ppo_lightning.modules import Answer
 from ppo_lightning.modules.metrics_file import run_folder
 from ppo_lightning.modules.reporting import memory_gib

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_lightning.errors import DataError
-from ppo_lightning.io import append_jsonl, read_jsonl, set_aside, write_text_atomic
+from ppo_lightning.io import append_jsonl, finite, read_jsonl, set_aside, write_text_atomic
 from ppo_lightning.metrics.schema import SCHEMA_VERSION
 from ppo_lightning.metrics.stats import ITERATION, IterationStats
 
@@ -68,7 +68,7 @@ class MetricsWriter:
                 f"`iteration` must rise, got {stats.iteration} after {self._last}. A run that goes "
                 "back to an earlier iteration calls `resume` first."
             )
-        row = _row(stats) | ({_CHANGES: [_finite(entry) for entry in changes]} if changes else {})
+        row = _row(stats) | ({_CHANGES: finite(changes)} if changes else {})
         append_jsonl(self.path, row)
         self._last = stats.iteration
 
@@ -93,14 +93,6 @@ def _row(stats: IterationStats) -> dict[str, Any]:
     nonfinite = [name for name, value in logged.items() if not math.isfinite(value)]
     row: dict[str, Any] = logged | dict.fromkeys(nonfinite) | {ITERATION: stats.iteration}
     return row | ({_NONFINITE: nonfinite} if nonfinite else {})
-
-
-def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Write null for what JSON has no number for, such as the absence of a bound."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in entry.items()
-    }
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, float]:

@@ -138,7 +138,7 @@ class Collection:
             experience=experience,
             kept=kept,
             nonfinite=~finite,
-            returning=_beyond(limits, networks, kept),
+            returning=_beyond(limits, networks, rollout.response_mask & kept[:, None]),
         )
 
     def _used(self, kept: Tensor, rollout: Rollout, result: RewardResult) -> Tensor:
@@ -180,12 +180,11 @@ def _scored(result: RewardResult, rollout: Rollout) -> Tensor:
     return ~result.dropped.to(written.device) & written
 
 
-def _beyond(limits: Limits, networks: NetworkScores, kept: Tensor) -> bool:
+def _beyond(limits: Limits, networks: NetworkScores, mask: Tensor) -> bool:
     """Whether the policy is beyond a bound on its KL to the reference, over all ranks."""
     if limits.kl_ref == limits.kl_ref_per_token == inf:
         return False
-    log_ratio = (networks.logprobs - networks.ref_logprobs).double().sum(1)[kept].sum()
-    tokens = (networks.logprobs != 0)[kept].sum()
-    own = torch.stack([log_ratio, kept.sum().double(), tokens.double()])
+    log_ratio = (networks.logprobs - networks.ref_logprobs).double().masked_fill(~mask, 0)
+    own = torch.stack([log_ratio.sum(), mask.any(1).sum().double(), mask.sum().double()])
     kl, responses, num_tokens = all_reduce_sum(own).tolist()
     return limits.beyond_reference(kl, responses=responses, tokens=num_tokens)

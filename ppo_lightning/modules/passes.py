@@ -10,6 +10,8 @@ Part = Literal["both", "actor", "critic"]
 """Networks that a step trains. The other group has no gradient then: its weights and Adam's moments
 stay as they are."""
 
+IDLE: dict[Part, str | None] = {"both": None, "actor": "critic", "critic": "actor"}
+"""The group that a step leaves alone."""
 
 _CRITIC: tuple[Part, ...] = ("critic",)
 

@@ -315,10 +315,8 @@ class PPOModule(UpdateSteps):
         mix = None
         if self.ptx is not None:
             seed = getattr(datamodule, "seed", 0)
-            positions = position_limits(self.policy, self.critic_model, self.reference_config)
-            mix = TextMix.build(
-                self.ptx, self.tokenizer, seed=seed, max_positions=positions.get("policy.path")
-            )
+            positions = self._position_limits.get("policy.path")
+            mix = TextMix.build(self.ptx, self.tokenizer, seed=seed, max_positions=positions)
         objective = Objective(
             networks=self.networks,
             reference=self.reference,

@@ -23,7 +23,7 @@ from ppo_lightning.modules.controls import Controls, Request, ppo_dials
 from ppo_lightning.modules.guards import SamplerCheck, SkipCounter, warn_of_idle_update
 from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.optim import advance, refresh
-from ppo_lightning.modules.passes import Part
+from ppo_lightning.modules.passes import IDLE, Part
 from ppo_lightning.modules.reporting import IterationLedger, log_iteration
 from ppo_lightning.modules.stages import call_listeners, is_treated
 from ppo_lightning.modules.updater import Updater
@@ -31,7 +31,6 @@ from ppo_lightning.types import MiniBatch, Verdict
 
 PENALTY = "PPO-Penalty"
 _NONFINITE = "nonfinite_update"
-_OF_THE_CRITIC = ("explained_variance", "value_mean", "return_mean")
 
 
 class UpdateSteps(HeldOutSteps):
@@ -154,8 +153,8 @@ class UpdateSteps(HeldOutSteps):
 
     def _count_rest(self, planned: Part | None) -> None:
         """Count a planned step for the group that it leaves alone."""
-        if planned in ("actor", "critic"):
-            self.rested["critic" if planned == "actor" else "actor"] += 1
+        if planned is not None and (idle := IDLE[planned]) is not None:
+            self.rested[idle] += 1
 
     def _give_up(self, batch: MiniBatch) -> None:
         """End an update whose numbers stay not finite; the run goes on only if it is treated."""
@@ -181,6 +180,7 @@ class UpdateSteps(HeldOutSteps):
     def _end_iteration(self, batch: MiniBatch) -> None:
         """Reduce what was measured; validation joins it, callbacks act on it."""
         stats = self.ledger.stats(batch, num_skipped=self.updater.num_skipped)
+        critic = self.ppo.advantage == "gae"
         self.iteration_stats = replace(
             stats,
             **self._times(),
@@ -192,10 +192,10 @@ class UpdateSteps(HeldOutSteps):
             penalty_coef=self._only(self.ppo.objective == "penalty", self.controls["penalty_coef"]),
             dual_clip_fraction=self._only(self.ppo.dual_clip is not None, stats.dual_clip_fraction),
             kl_loss=self._only(self.kl.placement == "loss", stats.kl_loss),
+            explained_variance=self._only(critic, stats.explained_variance),
+            value_mean=self._only(critic, stats.value_mean),
+            return_mean=self._only(critic, stats.return_mean),
         )
-        if self.ppo.advantage != "gae":
-            nothing: dict[str, Any] = dict.fromkeys(_OF_THE_CRITIC)
-            self.iteration_stats = replace(self.iteration_stats, **nothing)
         if self.ppo.objective == "penalty" and stats.policy_loss is not None and stats.steps_taken:
             self._adapt_penalty(batch)
         self.sampler_check(stats.sampler_mismatch, self._compute_dtype())

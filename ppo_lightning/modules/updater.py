@@ -17,14 +17,12 @@ from ppo_lightning.modules.decision import Limits, StepReport, report_of
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.objective import Coefficients, Terms
 from ppo_lightning.modules.optim import clip_gradients, drop_gradients, gradient_norm
-from ppo_lightning.modules.passes import Part, pass_plan
+from ppo_lightning.modules.passes import IDLE, Part, pass_plan
 from ppo_lightning.modules.text_mix import TextMix
 from ppo_lightning.modules.update import Objective, accumulate_gradients, kl_old_of
 from ppo_lightning.types import MiniBatch
 
 Stop = Literal["kl", "given up"]
-
-_IDLE: dict[Part, str | None] = {"both": None, "actor": "critic", "critic": "actor"}
 
 
 @dataclass(kw_only=True)
@@ -144,7 +142,7 @@ class Updater:
         backward: Callable[[Tensor], None],
     ) -> Terms:
         """Forward and backward; a group that is not trained is left without a gradient."""
-        idle = _IDLE[part]
+        idle = IDLE[part]
         experience, objective = batch.experience, self.objective
         if self.returning:
             # The penalty alone, in the loss: as a reward it is too noisy to find the way.
