@@ -20,8 +20,10 @@ from ppo_lightning.errors import DataError
 __all__ = [
     "JsonlWriter",
     "append_jsonl",
+    "decode",
     "naming",
     "open_atomic",
+    "parse_record",
     "read_json",
     "read_jsonl",
     "read_text",
@@ -44,7 +46,7 @@ def read_text(path: StrPath) -> str:
         DataError: A byte is not UTF-8; names file, line and byte position.
         OSError: The file cannot be opened.
     """
-    return _decode(Path(path).read_bytes(), path)
+    return decode(Path(path).read_bytes(), path)
 
 
 def read_json(path: StrPath) -> Any:
@@ -81,7 +83,7 @@ def read_jsonl(
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
-                record = _parse_record(raw, path, number, offset)
+                record = parse_record(raw, path, number, offset=offset)
             except DataError as error:
                 if on_bad is None:
                     raise
@@ -242,10 +244,20 @@ class JsonlWriter:
         self.close()
 
 
-def _parse_record(raw: bytes, path: StrPath, number: int, offset: int) -> dict[str, Any] | None:
-    """Return the object of one line, or None for a blank one."""
+def parse_record(raw: bytes, path: StrPath, number: int, *, offset: int) -> dict[str, Any] | None:
+    """Return the object of one line of a JSONL file, or None for a blank one.
+
+    Args:
+        raw: The line.
+        path: The file, for messages.
+        number: Of the line, from 1.
+        offset: Where the line begins in the file, in bytes.
+
+    Raises:
+        DataError: It is not UTF-8, not JSON or not an object.
+    """
     # Without its end, or an error at the end would be said to lie on the next line.
-    text = _decode(raw, path, first_line=number, offset=offset).rstrip()
+    text = decode(raw, path, first_line=number, offset=offset).rstrip()
     if not text:
         return None
     record = _parse(text, path, first_line=number)
@@ -257,8 +269,18 @@ def _parse_record(raw: bytes, path: StrPath, number: int, offset: int) -> dict[s
     return record
 
 
-def _decode(raw: bytes, path: StrPath, *, first_line: int = 1, offset: int = 0) -> str:
-    """Decode UTF-8; ``offset`` is the place of ``raw`` in the file, for the message."""
+def decode(raw: bytes, path: StrPath, *, first_line: int = 1, offset: int = 0) -> str:
+    """Decode a stretch of a UTF-8 file, without a byte-order mark at the file's head.
+
+    Args:
+        raw: The stretch.
+        path: The file, for messages.
+        first_line: Number of the line that the stretch begins with.
+        offset: Its place in the file, in bytes.
+
+    Raises:
+        DataError: A byte is not UTF-8; names file, line and byte position.
+    """
     head = len(_BOM) if offset == 0 and raw.startswith(_BOM) else 0
     try:
         return raw[head:].decode("utf-8")

@@ -25,6 +25,7 @@ def _signed(x: int) -> int:
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
+_NUM_ROUNDS = 8  # of the Feistel network: four make it hard to tell from a random one
 _SIGNED_GAMMA = _signed(_GAMMA)
 _SIGNED_MULTIPLIER_1 = _signed(_MULTIPLIER_1)
 _SIGNED_MULTIPLIER_2 = _signed(_MULTIPLIER_2)
@@ -108,6 +109,48 @@ def hash_uniform(keys: Tensor, counters: Tensor | int) -> Tensor:
         bits = _mix(keys + (counters + 1) * _SIGNED_GAMMA)
     top = (bits >> 11).bitwise_and_((1 << 53) - 1)
     return top.double().mul_(2.0**-53)
+
+
+def permuted(indices: Tensor, size: int, *, key: int) -> Tensor:
+    """Return where a pseudo-random permutation of 0, ..., size - 1 sends some of these numbers.
+
+    Any stretch of the permutation can be had without the rest: nothing of the length ``size`` is
+    ever made. A Feistel network permutes the numbers of an even count of bits, at most 4 · size of
+    them; one that leaves the range goes through it again until it is back, which it must.
+
+    Args:
+        indices: In [0, size). ``[N]`` int64.
+        size: How many numbers are permuted, at least 1 and at most 2⁶².
+        key: Chooses the permutation, as from ``combine_keys``.
+
+    Returns:
+        ``[N]`` int64 in [0, size).
+
+    Raises:
+        ValueError: ``indices`` is not int64 or leaves the range, or ``size`` is not in its own.
+
+    Source:
+        Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains", method 2 (cycle walking).
+    """
+    _require_int64("indices", indices)
+    if not 1 <= size <= 1 << 62:
+        raise ValueError(f"`size` must lie in [1, 2**62], got {size}.")
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+        raise ValueError(f"`indices` must lie in [0, {size}).")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    found = _feistel(indices, half, key)
+    while bool((outside := found >= size).any()):
+        found = torch.where(outside, _feistel(found, half, key), found)
+    return found
+
+
+def _feistel(numbers: Tensor, half: int, key: int) -> Tensor:
+    """Permute the numbers of ``2 · half`` bits."""
+    low = (1 << half) - 1
+    left, right = numbers >> half, numbers & low
+    for number in range(_NUM_ROUNDS):
+        left, right = right, left ^ (combine_keys(key, number, right) & low)
+    return (left << half) | right
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """From prompts to minibatches: engines, experience, loader and data module."""
 
-from ppo_lightning.rollout.datamodule import Prompts, RolloutDataModule
+from ppo_lightning.data import Prompts
+from ppo_lightning.rollout.datamodule import RolloutDataModule
 from ppo_lightning.rollout.dump import DumpedBuffer, load_buffer, save_buffer
 from ppo_lightning.rollout.engines import (
     BatchedEngine,

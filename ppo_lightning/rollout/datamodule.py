@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,18 @@ from torch import Tensor
 
 from ppo_lightning.configs import BufferConfig
 from ppo_lightning.configs.checks import require, require_at_least
-from ppo_lightning.data import PromptSet, PromptSource, as_source, make_prompt_batch
+from ppo_lightning.data import (
+    Likeness,
+    PromptFeed,
+    PromptReader,
+    Prompts,
+    PromptSet,
+    PromptSource,
+    SplitPrompts,
+    as_source,
+    make_prompt_batch,
+    warn_of_overlap,
+)
 from ppo_lightning.distributed import all_reduce_sum, owned_indices, rank, world_size
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import combine_keys
@@ -21,12 +33,7 @@ from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
 from ppo_lightning.rollout.source import RolloutSource
 from ppo_lightning.types import Experience, PromptBatch
 
-# `Path` stands here for jsonargparse: in the place of an argument that may be a class it puts the
-# content of the file that is named there, unless the argument may also be a path. It comes last:
-# what a path is made of stays a text, and to write a config, a path would make a text of a list.
-Prompts = PromptSource | str | list[str | dict[str, Any]] | Path
-"""A source, a path to a ``.jsonl`` or ``.txt`` file, or the prompts themselves: strings, or objects
-like the lines of a ``.jsonl`` file."""
+log = logging.getLogger(__name__)
 
 _MOST_PROMPTS = 16
 """A buffer sized in tokens has at most this many times ``num_prompts``: responses may become very
@@ -47,6 +54,10 @@ class RolloutDataModule(ValidationSwitch):
         system_prompt: System turn in front of every chat that has none.
         max_prompt_tokens: Longest prompt; None leaves it to the model's positions.
         overlong: What happens to a longer one: ``error``, ``drop`` or ``truncate`` (its start).
+        deduplicate: Leaves out prompts that came before: the same text (``exact``), or but for case
+            and white space (``normalized``). None keeps them.
+        val_share: Holds this share of ``prompts`` out, chosen by a hash of the text (see
+            ``SplitPrompts``), in the place of ``val_prompts``.
         val_batch_size: Held-out prompts answered at once on a rank.
         seed: Of prompt order, sampling and shuffles; None takes ``seed_everything``'s, or 0.
     """
@@ -61,12 +72,13 @@ class RolloutDataModule(ValidationSwitch):
         system_prompt: str | None = None,
         max_prompt_tokens: int | None = None,
         overlong: Literal["error", "drop", "truncate"] = "error",
+        deduplicate: Likeness | None = None,
+        val_share: float | None = None,
         val_batch_size: int = 64,
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.prompts = as_source(prompts)
-        self.val_prompts = None if val_prompts is None else as_source(val_prompts)
+        self.prompts, self.val_prompts = _parts(prompts, val_prompts, val_share)
         self.buffer = buffer
         self.chat = chat
         self.system_prompt = system_prompt
@@ -76,12 +88,17 @@ class RolloutDataModule(ValidationSwitch):
             f"`overlong` must be one of error, drop, truncate, got {overlong!r}.",
         )
         require_at_least("val_batch_size", val_batch_size, 1)
+        require(
+            deduplicate in (None, "exact", "normalized"),
+            f"`deduplicate` must be one of exact, normalized, null, got {deduplicate!r}.",
+        )
         self.overlong = overlong
+        self.deduplicate = deduplicate
         self.val_batch_size = val_batch_size
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.position = 0
         self.tokens_per_prompt = 0.0
-        self.train_set: PromptSet | None = None
+        self.train_set: PromptFeed | None = None
         self.val_set: PromptSet | None = None
 
     @property
@@ -99,9 +116,11 @@ class RolloutDataModule(ValidationSwitch):
         """Read and tokenise the prompts: a bad file ends the run before weights are loaded."""
         if stage == "fit":
             self._refuse_idle_ranks()
-            self.train_set = self._prompt_set(self.prompts)
+            self.train_set = self.prompts.feed(self._reader())
         if self.val_prompts is not None:
-            self.val_set = self._prompt_set(self.val_prompts)
+            self.val_set = PromptSet.of(self.val_prompts, self._reader())
+            if self.train_set is not None:
+                warn_of_overlap(self.train_set, self.val_set)
         elif stage != "fit":
             named = getattr(stage, "value", stage)  # of an enum, whose text differs with Python's
             raise ConfigError(
@@ -118,14 +137,14 @@ class RolloutDataModule(ValidationSwitch):
                 "ranks: raise `data.init_args.buffer.num_prompts`, or use fewer devices."
             )
 
-    def _prompt_set(self, source: PromptSource) -> PromptSet:
-        return PromptSet.build(
-            source,
-            self.source.tokenizer,
+    def _reader(self) -> PromptReader:
+        return PromptReader(
+            tokenizer=self.source.tokenizer,
             chat=self.chat,
             system_prompt=self.system_prompt,
             max_prompt_tokens=self._longest_prompt(),
             overlong=self.overlong,
+            deduplicate=self.deduplicate,
         )
 
     def _longest_prompt(self) -> int | None:
@@ -158,19 +177,20 @@ class RolloutDataModule(ValidationSwitch):
         self.source.begin_iteration(iteration)
         num_prompts = self.num_prompts
         total = num_prompts * self.buffer.responses_per_prompt
-        numbers = self.train_set.order(self.position, num_prompts, seed=self.seed)
+        # All ranks take all prompts, so that they agree on what a stream leaves out.
+        taken = self.train_set.take(self.position, num_prompts, seed=self.seed)
         indices = owned_indices(total, rank=rank(), world_size=world_size())
         groups = indices // self.buffer.responses_per_prompt
         batch = make_prompt_batch(
-            self.train_set,
-            [numbers[group] for group in groups.tolist()],
+            taken,
+            groups.tolist(),
             keys=_keys(self.seed, iteration, indices),
             indices=indices,
             groups=groups,
             pad_id=self.source.tokenizer.pad_token_id,
         )
         experience = self.source.collect(batch, iteration=iteration, num_responses=total)
-        self.position += num_prompts
+        self.position = taken.position
         written = all_reduce_sum(experience.sequences.response_mask.sum().double().view(1))
         self.tokens_per_prompt = float(written) / num_prompts
         return experience
@@ -213,7 +233,7 @@ class RolloutDataModule(ValidationSwitch):
         """Position in the prompt order, and the seed that all random numbers come from.
 
         ``chat`` and ``system_prompt`` are for whom samples the checkpoint; a resumed run has its
-        own.
+        own. ``prompts`` tells whether these are still the same.
         """
         return {
             "position": self.position,
@@ -221,6 +241,7 @@ class RolloutDataModule(ValidationSwitch):
             "seed": self.seed,
             "chat": self.chat,
             "system_prompt": self.system_prompt,
+            "prompts": None if self.train_set is None else list(self.train_set.fingerprint()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -228,6 +249,36 @@ class RolloutDataModule(ValidationSwitch):
         self.position = int(state_dict["position"])
         self.tokens_per_prompt = float(state_dict["tokens_per_prompt"])
         self.seed = int(state_dict["seed"])
+        before = state_dict.get("prompts")
+        if before is not None and self.train_set is not None:
+            _warn_of_other_prompts(before, self.train_set.fingerprint())
+
+
+def _parts(
+    prompts: Prompts, val_prompts: Prompts | None, val_share: float | None
+) -> tuple[PromptSource, PromptSource | None]:
+    """Return training and held-out prompts."""
+    source = as_source(prompts)
+    if val_share is None:
+        return source, None if val_prompts is None else as_source(val_prompts)
+    require(val_prompts is None, "`val_share` holds prompts out itself: leave out `val_prompts`.")
+    require(0 < val_share < 1, f"`val_share` must lie above 0 and below 1, got {val_share}.")
+    parts: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
+    train, held_out = (SplitPrompts(source, part, val_share) for part in parts)
+    return train, held_out
+
+
+def _warn_of_other_prompts(before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Warn that a position counts other prompts; see ``PromptFeed.fingerprint``."""
+    (count_before, digest_before), (count, digest) = before, now
+    known = bool(digest_before and digest)
+    if count != count_before or (known and digest != digest_before):
+        log.warning(
+            "the training prompts are not those that the checkpoint was made with (%d now, %d "
+            "then): the run goes on in another order, in which some may come again or not at all.",
+            count,
+            count_before,
+        )
 
 
 def _keys(seed: int, iteration: int, indices: Tensor) -> Tensor:

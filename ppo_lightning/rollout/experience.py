@@ -202,6 +202,7 @@ def build_experience(
     reduce: Reduce,
     num_responses: int,
     iteration: int,
+    token_scores: Tensor | None = None,
 ) -> tuple[Experience, ShapedRollout]:
     """Shape token rewards, estimate advantages, whiten over the whole buffer.
 
@@ -216,18 +217,21 @@ def build_experience(
         reduce: Sums a vector over ranks.
         num_responses: Responses over all ranks.
         iteration: Number of the iteration.
+        token_scores: Rewards that belong to tokens, weighted. ``[B, R]``, or None.
     """
     mask = rollout.response_mask & used[:, None]
     rewards = token_rewards(
-        scores.masked_fill(~used, 0), networks.kl, mask, kl_coef=kl_coef, placement=kl.placement
+        scores.masked_fill(~used, 0),
+        networks.kl,
+        mask,
+        kl_coef=kl_coef,
+        placement=kl.placement,
+        token_scores=token_scores,
     )
     raw, returns = _advantages(rollout, rewards, networks, mask, ppo)
     if ppo.advantage != "gae":
         raw = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
-    advantages = raw
-    if ppo.whiten_advantages:
-        # A comparison has its own zero: responses that are all alike must teach nothing.
-        advantages = whiten(raw, mask, reduce=reduce, shift_mean=ppo.advantage == "gae")
+    advantages = _whitened(raw, mask, ppo, reduce)
     experience = Experience(
         sequences=replace(rollout.sequences, response_mask=mask),
         old_logprobs=networks.logprobs,
@@ -241,6 +245,14 @@ def build_experience(
         policy_version=rollout.policy_version,
     )
     return experience, ShapedRollout(rewards=rewards, raw_advantages=raw, mask=mask)
+
+
+def _whitened(raw: Tensor, mask: Tensor, ppo: PPOConfig, reduce: Reduce) -> Tensor:
+    """Advantages of unit spread over the whole buffer, if so configured. ``[B, R]``."""
+    if not ppo.whiten_advantages:
+        return raw
+    # A comparison has its own zero: responses that are all alike must teach nothing.
+    return whiten(raw, mask, reduce=reduce, shift_mean=ppo.advantage == "gae")
 
 
 def _compared(

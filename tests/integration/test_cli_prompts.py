@@ -48,7 +48,7 @@ LOOKS_LIKE = {
     "class.txt": "class_path: ppo_lightning.data.PromptList\ninit_args: {prompts: [x]}\n",
     "number.jsonl": "[1]\n",
     "list.jsonl": '["a", "b"]\n',
-    "other.json": '["a", "b"]\n',
+    "other.yaml": '["a", "b"]\n',
 }
 
 
@@ -111,7 +111,7 @@ def test_a_run_reads_the_same_records_from_files_and_lists(monkeypatch, config, 
     ("given", "said"),
     [
         ("number.jsonl", "number.jsonl:1: holds a JSON array"),
-        ("other.json", "other.json: prompts are read from `.jsonl` and `.txt` files, not from"),
+        ("other.yaml", "files, folders of the package datasets and `hub:NAME`, not from `.yaml`."),
         (5, "must be a `class_path` of a PromptSource or a text or a list or a path, got `5`"),
     ],
 )

@@ -1,5 +1,6 @@
 """The data module of PPO on a stand-in for module and trainer."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import ppo_lightning.rollout.datamodule as datamodule
 import ppo_lightning.rollout.replay_datamodule as replay_datamodule
 from ppo_lightning.configs import BufferConfig
+from ppo_lightning.data import SplitPrompts, StreamedPrompts, shuffled_order
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import load_tokenizer
 from ppo_lightning.rollout import ReplayDataModule, RolloutDataModule
@@ -71,6 +73,9 @@ def keys(data, count=1):
     [
         ({"overlong": "cut"}, "error, drop, truncate, got 'cut'"),
         ({"val_batch_size": 0}, "`val_batch_size` must be at least 1"),
+        ({"deduplicate": "all"}, "exact, normalized, null, got 'all'"),
+        ({"val_share": 1.0}, "`val_share` must lie above 0 and below 1, got 1.0"),
+        ({"val_share": 0.1, "val_prompts": ["a"]}, "leave out `val_prompts`"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong, said):
@@ -124,6 +129,7 @@ def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
         "seed": 3,
         "chat": False,
         "system_prompt": None,
+        "prompts": state["prompts"],
     }
     resumed = attached(tiny_llama_dir, seed=99)  # another seed in the config of the new run
     resumed.load_state_dict(state)
@@ -133,6 +139,36 @@ def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
         assert found.records == expected.records
     texts = [record.text for batch in whole for record in batch.records]
     assert sorted(texts[:10]) == sorted(texts[10:]) == sorted(PROMPTS)
+
+
+MORE = [*PROMPTS, "the end"]
+
+
+@pytest.mark.parametrize("stream", [False, "all", "lazy"])
+@pytest.mark.parametrize("now", [PROMPTS, MORE, MORE[1:], PROMPTS[::-1]])
+def test_other_prompts_than_before_are_warned_about_on_resume(
+    tiny_llama_dir, tmp_path, caplog, stream, now
+):
+    def data(texts):
+        path = tmp_path / "p.txt"
+        path.write_text("\n".join(texts))
+        prompts = StreamedPrompts(path, validate=stream) if stream else texts
+        return attached(tiny_llama_dir, prompts=prompts)
+
+    state = data(PROMPTS).state_dict()
+    resumed = data(now)
+    with caplog.at_level(logging.WARNING):
+        resumed.load_state_dict(state)
+    told = "not those that the checkpoint" in caplog.text
+    unseen = stream == "lazy" and len(now) == len(PROMPTS)  # only their number is known
+    assert told == (now != PROMPTS and not unseen)
+
+
+def test_a_checkpoint_that_knows_no_prompts_is_gone_on_with(tiny_llama_dir, caplog):
+    state = attached(tiny_llama_dir).state_dict()
+    del state["prompts"]
+    attached(tiny_llama_dir).load_state_dict(state)
+    assert not caplog.records
 
 
 def test_a_buffer_that_could_not_be_made_moves_nothing_on(tiny_llama_dir, monkeypatch):
@@ -186,7 +222,97 @@ def test_t06_the_engine_gets_prompts_within_the_limit(tiny_llama_dir):
         assert batch.prompt_mask.sum(1).max() <= 4
 
 
+def test_t52_the_order_of_prompts_in_memory_is_the_one_it_always_was(tiny_llama_dir):
+    """As it came out when it was written: a checkpoint of then must go on with the same prompts."""
+    texts = [
+        record.text for batch in iterate(attached(tiny_llama_dir), 3) for record in batch.records
+    ]
+    assert [PROMPTS.index(text) for text in texts] == shuffled_order(10, 0, 12, seed=3)
+    assert shuffled_order(10, 0, 12, seed=3) == [4, 0, 2, 9, 1, 7, 5, 6, 8, 3, 1, 0]
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """Forty prompts, of which every third is too long and every seventh line is broken."""
+    path = tmp_path / "stream.jsonl"
+    lines = [
+        f'{{"prompt": "{"the cat " * (6 if n % 3 == 0 else 1)}", "n": {n}}}'[
+            : 9 if n % 7 == 0 else None
+        ]
+        for n in range(40)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def streamed(folder, path, **options):
+    settings = {"max_prompt_tokens": 8, "overlong": "drop", "seed": 3} | options
+    source = StreamedPrompts(path, on_error="skip", validate="lazy")
+    return attached(folder, prompts=source, **settings)
+
+
+def test_t52_a_stream_goes_on_with_the_next_prompts_whatever_it_left_out(tiny_llama_dir, stream):
+    whole = iterate(streamed(tiny_llama_dir, stream), 6)
+    numbers = [record.metadata["n"] for batch in whole for record in batch.records]
+    usable = [n for n in range(40) if n % 3 and n % 7]
+    assert sorted(numbers[: len(usable)]) == usable
+    stopped = streamed(tiny_llama_dir, stream)
+    iterate(stopped, 2)
+    assert stopped.state_dict()["position"] > 8
+    resumed = streamed(tiny_llama_dir, stream, seed=99)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.trainer.current_epoch = 2
+    for found, expected in zip(iterate(resumed, 4), whole[2:], strict=True):
+        assert found.records == expected.records
+        assert torch.equal(found.keys, expected.keys)
+
+
+def test_t50_ranks_agree_on_what_a_stream_leaves_out(tiny_llama_dir, stream, monkeypatch):
+    buffer = {"num_prompts": 5, "num_minibatches": 2}
+    whole = iterate(streamed(tiny_llama_dir, stream, buffer=buffer), 3)
+    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
+    found, positions = {}, []
+    for rank in (0, 1):
+        monkeypatch.setattr(datamodule, "rank", lambda rank=rank: rank)
+        data = streamed(tiny_llama_dir, stream, buffer=buffer)
+        for number, batch in enumerate(iterate(data, 3)):
+            rows = zip(batch.indices.tolist(), batch.records, strict=True)
+            found |= {(number, index): record for index, record in rows}
+        positions.append(data.position)
+    expected = {
+        (number, index): record
+        for number, batch in enumerate(whole)
+        for index, record in enumerate(batch.records)
+    }
+    assert found == expected
+    assert len(set(positions)) == 1
+
+
+def test_duplicates_are_left_out_on_request(tiny_llama_dir):
+    data = attached(tiny_llama_dir, prompts=[*PROMPTS, *PROMPTS], deduplicate="exact")
+    assert (len(data.train_set), data.train_set.num_duplicates) == (10, 10)
+    assert len(attached(tiny_llama_dir, prompts=[*PROMPTS, *PROMPTS]).train_set) == 20
+
+
 # Held-out prompts
+
+
+def test_a_share_can_be_held_out_by_hash(tiny_llama_dir, caplog):
+    texts = [
+        f"{a} {b} {c}" for a in ("the", "a") for b in ("cat", "dog") for c in ("sat", "ran", "no")
+    ]
+    data = attached(tiny_llama_dir, prompts=texts, val_share=0.4)
+    held_out = [record.text for record in data.val_set.records]
+    trained = [record.text for record in data.train_set.records]
+    assert sorted(held_out + trained) == sorted(texts)
+    assert held_out == [raw.prompt for raw in SplitPrompts(texts, "validation", 0.4).read()]
+    assert "held-out prompts also stand" not in caplog.text
+
+
+def test_held_out_prompts_that_are_trained_on_are_warned_about(tiny_llama_dir, caplog):
+    attached(tiny_llama_dir, val_prompts=["the tree", PROMPTS[3]])
+    assert "1 of 2 held-out prompts also stand among the training prompts" in caplog.text
+    assert PROMPTS[3] in caplog.text
 
 
 def test_held_out_prompts_come_once_each_with_the_same_keys_every_time(tiny_llama_dir):

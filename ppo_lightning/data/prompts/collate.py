@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ppo_lightning.data.prompts import PromptSet
+from ppo_lightning.data.prompts.feeds import TokenizedPrompts
 from ppo_lightning.types import PromptBatch
 
 
@@ -33,7 +33,7 @@ def left_pad(ids: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]
 
 
 def make_prompt_batch(
-    prompt_set: PromptSet,
+    prompts: TokenizedPrompts,
     numbers: Sequence[int],
     *,
     keys: Tensor,
@@ -44,7 +44,7 @@ def make_prompt_batch(
     """Make the batch of some prompts, one row for each response that is wanted.
 
     Args:
-        prompt_set: The prompts.
+        prompts: Those that the rows are of: a ``PromptSet``, or what was ``Taken`` from a feed.
         numbers: Which of them, in the order of the rows; a number may come several times. B.
         keys: Random-number key of each response. ``[B]`` long.
         indices: Number of each response within the iteration, over all ranks. ``[B]`` long.
@@ -60,12 +60,12 @@ def make_prompt_batch(
                 f"`{name}` must have the shape ({len(numbers)},), one value for each of `numbers`, "
                 f"got {tuple(values.shape)}."
             )
-    prompt_ids, prompt_mask = left_pad([prompt_set.ids[number] for number in numbers], pad_id)
+    prompt_ids, prompt_mask = left_pad([prompts.ids[number] for number in numbers], pad_id)
     return PromptBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         keys=keys,
         indices=indices,
         groups=groups,
-        records=tuple(prompt_set.records[number] for number in numbers),
+        records=tuple(prompts.records[number] for number in numbers),
     )

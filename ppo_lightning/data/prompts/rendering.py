@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from ppo_lightning.data.records import RawPrompt
+from ppo_lightning.data.prompts.raw import RawPrompt
 from ppo_lightning.errors import DataError
 from ppo_lightning.types import Message, PromptRecord
 

@@ -3,7 +3,7 @@ import pytest
 from ppo_lightning.data import JsonlPrompts, PromptList, PromptSet, shuffled_order
 from ppo_lightning.errors import DataError
 from tests.helpers.tiny_models import byte_pair_tokenizer, word_tokenizer
-from tests.unit.data.test_rendering import byte_tokenizer
+from tests.unit.data.prompts.test_rendering import byte_tokenizer
 
 SENTENCE = "the cat sat on the big red house and a dog ran under the tree "
 LONG = (SENTENCE * 3).rsplit(" ", 6)[0]  # 40 words

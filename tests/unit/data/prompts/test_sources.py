@@ -211,7 +211,7 @@ def test_source_is_chosen_by_what_is_given(path):
     assert isinstance(as_source("dir.v2/PROMPTS.TXT"), TextPrompts)
 
 
-@pytest.mark.parametrize("name", ["prompts.csv", "prompts"])
+@pytest.mark.parametrize("name", ["prompts.xlsx", "prompts"])
 def test_other_endings_are_refused_with_the_way_out(name):
     said = message(as_source, name)
     assert said.startswith(f"{name}: ")

@@ -1,0 +1,1 @@
+"""Answers to learn from, and which of their tokens are learned."""

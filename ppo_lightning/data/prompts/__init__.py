@@ -1,0 +1,1 @@
+"""Prompts: where they come from, how a model reads them, in what order they are taken."""

@@ -1,0 +1,1 @@
+"""Epochs of optimiser steps, for whatever is learned from given examples."""

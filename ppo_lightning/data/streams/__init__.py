@@ -1,0 +1,1 @@
+"""Files that are larger than memory, by random access."""
