@@ -279,25 +279,3 @@ def aggregate(
     else:
         raise ValueError(f"`mode` must be 'token' or 'sequence', got {mode!r}.")
     return total / (count + (count == 0))
-
-
-def lm_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
-    """Sum the next-token cross-entropy of a text, for SFT and for PPO-ptx.
-
-    Args:
-        logits: Output on the tokens that the labels repeat. ``[B, S, V]`` float.
-        labels: The tokens themselves, unshifted, or ``ignore_index``. ``[B, S]`` int64.
-        ignore_index: Label of what is not learnt (prompt, padding).
-
-    Returns:
-        ``(sum, count)``: nats over all counted labels, at temperature 1, and their number (int64).
-        Divide after adding both over microbatches and ranks.
-
-    Source:
-        Ouyang et al. 2022, arXiv:2203.02155, eq. 2, for its use beside PPO.
-    """
-    # Shifting the labels instead of slicing the logits spares a copy of the largest tensor around.
-    targets = F.pad(labels[:, 1:], (0, 1), value=ignore_index).flatten()
-    scores = upcast(logits).flatten(0, 1)
-    total = F.cross_entropy(scores, targets, ignore_index=ignore_index, reduction="sum")
-    return total, (targets != ignore_index).sum()

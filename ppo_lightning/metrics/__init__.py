@@ -2,6 +2,7 @@
 
 from ppo_lightning.metrics.accumulators import Sums, deviation, quotient
 from ppo_lightning.metrics.resources import RunStats, TimeStats
+from ppo_lightning.metrics.reward_model import RewardModelStats
 from ppo_lightning.metrics.rollout import ComponentStats, RolloutStats
 from ppo_lightning.metrics.schema import (
     SCHEMA_VERSION,
@@ -11,21 +12,27 @@ from ppo_lightning.metrics.schema import (
     metric_specs,
     section_specs,
 )
+from ppo_lightning.metrics.sft import SFTStats
 from ppo_lightning.metrics.stats import IterationStats
+from ppo_lightning.metrics.supervised import STEP, StepStats
 from ppo_lightning.metrics.update import UpdateStats
 from ppo_lightning.metrics.validation import AnswerStats
-from ppo_lightning.metrics.writer import MetricsWriter, read_metrics
+from ppo_lightning.metrics.writer import MetricsWriter, read_metrics, read_step_metrics
 
 __all__ = [
     "SCHEMA_VERSION",
+    "STEP",
     "AnswerStats",
     "ComponentStats",
     "IterationStats",
     "MetricSpec",
     "MetricsWriter",
+    "RewardModelStats",
     "RolloutStats",
     "RunStats",
+    "SFTStats",
     "SectionSpec",
+    "StepStats",
     "Sums",
     "TimeStats",
     "UpdateStats",
@@ -34,5 +41,6 @@ __all__ = [
     "metric_specs",
     "quotient",
     "read_metrics",
+    "read_step_metrics",
     "section_specs",
 ]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from ppo_lightning.metrics.resources import RunStats, TimeStats
+from ppo_lightning.metrics.reward_model import RewardModelStats
 from ppo_lightning.metrics.rollout import RolloutStats
 from ppo_lightning.metrics.schema import (
     SCHEMA_VERSION,
@@ -14,7 +15,9 @@ from ppo_lightning.metrics.schema import (
     metric_specs,
     section_specs,
 )
+from ppo_lightning.metrics.sft import SFTStats
 from ppo_lightning.metrics.stats import ITERATION, IterationStats
+from ppo_lightning.metrics.supervised import STEP, StepStats
 from ppo_lightning.metrics.update import UpdateStats
 from ppo_lightning.metrics.validation import AnswerStats
 
@@ -38,6 +41,15 @@ update stopped included; a minibatch whose loss or gradient was not finite is in
 are those after a stop.
 *state* is a value in force, or at one moment. Healthy ranges were measured on small models or are
 customary: starting points, not laws.
+"""
+
+_SUPERVISED = f"""\
+## Supervised runs
+
+`SFTModule` and `RewardModule` write a row every `trainer.log_every_n_steps` optimiser steps, and
+one after each validation; their x axis is `{STEP}`. Rows are read as records of the class named
+below, whose numbers stand beside those that both have.
+
 """
 
 _HEADER = """\
@@ -65,12 +77,20 @@ def metrics_markdown() -> str:
     prefixes = ", ".join(f"`{s.prefix}/` (`{field}`)" for field, s in answers)
     table = _table("Validation", metric_specs(AnswerStats), "val/<answers>/")
     parts.append(f"{table}\n`<answers>` is one of {prefixes}.\n")
+    parts.append(_SUPERVISED + _table("Both", metric_specs(StepStats), level=3))
+    parts += [_table(f"`{r.__name__}`", _own(r), level=3) for r in (SFTStats, RewardModelStats)]
     return "\n".join(parts)
 
 
-def _table(title: str, specs: Mapping[str, MetricSpec], prefix: str = "") -> str:
+def _own(record: type[StepStats]) -> dict[str, MetricSpec]:
+    """Metrics that a record adds to those of every supervised run, or describes anew."""
+    shared = metric_specs(StepStats)
+    return {name: spec for name, spec in metric_specs(record).items() if shared.get(name) != spec}
+
+
+def _table(title: str, specs: Mapping[str, MetricSpec], prefix: str = "", *, level: int = 2) -> str:
     rows = "".join(_row([f"`{prefix}{s.name}`", f"`{f}`", *_cells(s)]) for f, s in specs.items())
-    return f"## {title}\n\n{_HEADER}{rows}"
+    return f"{'#' * level} {title}\n\n{_HEADER}{rows}"
 
 
 def _row(cells: Iterable[str]) -> str:

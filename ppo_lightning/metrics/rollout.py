@@ -15,7 +15,40 @@ class ComponentStats:
         "raw", "component's own", "mean over responses", "score as the component gave it, if any"
     )
     weighted: float | None = metric(
-        "weighted", "reward", "mean over responses", "score times the component's weight"
+        "weighted",
+        "reward",
+        "mean over responses",
+        "what it adds to the weighted sum: weight times the score, of a constraint less its bound",
+    )
+    std: float | None = metric(
+        "std", "component's own", "deviation over responses", "spread of the raw scores"
+    )
+    weight: float | None = metric(
+        "weight",
+        "reward per component's own",
+        "state",
+        "factor in force for this buffer: of a schedule, or the multiplier with its sign",
+    )
+    multiplier: float | None = metric(
+        "multiplier",
+        "reward per component's own",
+        "state",
+        "λ in force for this buffer; only with a `constraint`",
+        note="at its `max` for long, the bound cannot be met at this price",
+    )
+    violation: float | None = metric(
+        "violation",
+        "component's own",
+        "mean over responses",
+        "how far the mean score is beyond the bound of the `constraint`; below 0 it is within",
+        note="should come down to 0; below 0 with a multiplier of 0 the bound costs nothing",
+    )
+    dropped: float | None = metric(
+        "dropped",
+        "responses",
+        "total",
+        "responses for which it gave no usable score",
+        healthy=(0.0, 0.0),
     )
 
 
@@ -27,7 +60,8 @@ class RolloutStats:
         "rollout/score_mean",
         "reward",
         "mean over responses",
-        "score of a response after weights, penalties, normalisation and clipping",
+        "score of a response after weights, penalties, normalisation and clipping; rewards per "
+        "token are added",
         note="should rise, with wobble; the score of validation is the one to select by",
     )
     score_std: float | None = metric(
@@ -68,13 +102,65 @@ class RolloutStats:
         "rollout/raw_score_mean",
         "reward",
         "mean over responses",
-        "weighted sum of the components, before penalties, normalisation and clipping",
+        "weighted sum of the components (of rewards per token their sum), before penalties, "
+        "normalisation and clipping",
     )
     raw_score_std: float | None = metric(
         "rollout/raw_score_std",
         "reward",
         "deviation over responses",
         "spread of the score before penalties, normalisation and clipping",
+    )
+    raw_score_min: float | None = metric(
+        "rollout/raw_score_min", "reward", "smallest", "lowest raw score"
+    )
+    raw_score_q05: float | None = metric(
+        "rollout/raw_score_q05", "reward", "all responses together", "5 % of raw scores are below"
+    )
+    raw_score_q25: float | None = metric(
+        "rollout/raw_score_q25", "reward", "all responses together", "25 % of raw scores are below"
+    )
+    raw_score_median: float | None = metric(
+        "rollout/raw_score_median", "reward", "all responses together", "half of them are below"
+    )
+    raw_score_q75: float | None = metric(
+        "rollout/raw_score_q75", "reward", "all responses together", "75 % of raw scores are below"
+    )
+    raw_score_q95: float | None = metric(
+        "rollout/raw_score_q95", "reward", "all responses together", "95 % of raw scores are below"
+    )
+    raw_score_max: float | None = metric(
+        "rollout/raw_score_max", "reward", "largest", "highest raw score"
+    )
+    raw_score_skew: float | None = metric(
+        "rollout/raw_score_skew",
+        "1",
+        "all responses together",
+        "mean of z³ of the raw scores; not measured where all are equal",
+        healthy=(-8.0, 8.0),
+        note="beyond it one score is out of all proportion: look at the best and worst texts",
+    )
+    raw_score_kurtosis: float | None = metric(
+        "rollout/raw_score_kurtosis",
+        "1",
+        "all responses together",
+        "mean of z⁴ of the raw scores, less the 3 of a normal distribution",
+        note="a single outlier among n scores gives about n",
+    )
+    raw_score_outliers: float | None = metric(
+        "rollout/raw_score_outliers",
+        "responses",
+        "total",
+        "raw scores farther than 5 · 1.4826 times the median distance from the median; not "
+        "measured where more than half are equal",
+        note="of 512 normal ones none; a few are common with bounded or sparse rewards",
+    )
+    score_length_correlation: float | None = metric(
+        "rollout/score_length_correlation",
+        "1",
+        "all responses together",
+        "correlation of the raw score with the response's length in tokens",
+        note="high from the start, and the length growing with the score: length exploitation",
     )
     score_clipped_share: float | None = metric(
         "rollout/score_clipped_share",

@@ -19,6 +19,7 @@ Aggregation = Literal[
     "mean over responses",
     "mean over steps",
     "mean over prompts",
+    "mean over examples",
     "deviation over tokens",
     "deviation over responses",
     "largest",

@@ -1,4 +1,7 @@
-"""``metrics.jsonl``: one line an iteration, the file that all other views are made from."""
+"""``metrics.jsonl``: one line an iteration, the file that all other views are made from.
+
+Runs of supervised fine-tuning and of reward models write the same file by optimiser steps.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ppo_lightning.errors import DataError
 from ppo_lightning.io import append_jsonl, finite, read_jsonl, set_aside, write_text_atomic
 from ppo_lightning.metrics.schema import SCHEMA_VERSION
 from ppo_lightning.metrics.stats import ITERATION, IterationStats
+from ppo_lightning.metrics.supervised import STEP, StepStats
 
 _VERSION = "schema_version"
 _NONFINITE = "nonfinite"
 _CHANGES = "changes"
+
+_Stats = TypeVar("_Stats", bound=StepStats)
 
 
 class MetricsWriter:
@@ -27,31 +33,38 @@ class MetricsWriter:
     go up. A new run does not write into the file of an earlier one, which is kept as
     ``metrics.1.jsonl`` (or the next free number); a resumed run goes on in it, see ``resume``.
 
+    Records of supervised runs stand on their optimiser step, and may share it: a validation has a
+    row of its own.
+
     Args:
         path: The file; made at the first record.
+        axis: Logged name of the number that the rows stand on.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], *, axis: str = ITERATION) -> None:
         self.path = Path(path)
+        self.axis = axis
         self._last: int | None = None
 
     def resume(self, iteration: int) -> None:
         """Go on with ``iteration``: rows of it and of later ones are dropped, for it comes again.
 
         Args:
-            iteration: The first that will be written.
+            iteration: The first that will be written; a step for a supervised run.
 
         Raises:
             DataError: The file is not one of this schema's version, or a row in it is broken (the
                 last one may be: a killed process leaves it so).
         """
-        rows = _read_rows(self.path) if self.path.exists() else []
-        kept = [row for row in rows if row[ITERATION] < iteration]
+        rows = _read_rows(self.path, self.axis) if self.path.exists() else []
+        kept = [row for row in rows if row[self.axis] < iteration]
         self._start(kept)
         self._last = iteration - 1
 
-    def write(self, stats: IterationStats, changes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Append one iteration.
+    def write(
+        self, stats: IterationStats | StepStats, changes: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Append one record.
 
         Args:
             stats: What was measured.
@@ -60,17 +73,21 @@ class MetricsWriter:
         Raises:
             ValueError: The iteration is not after the last one.
         """
-        if self._last is None:
+        number = stats.step if isinstance(stats, StepStats) else stats.iteration
+        lowest = (
+            self._last if isinstance(stats, StepStats) or self._last is None else self._last + 1
+        )
+        if lowest is None:
             set_aside(self.path)
             self._start([])
-        elif stats.iteration <= self._last:
+        elif number < lowest:
             raise ValueError(
-                f"`iteration` must rise, got {stats.iteration} after {self._last}. A run that goes "
-                "back to an earlier iteration calls `resume` first."
+                f"`{self.axis.split('/')[-1]}` must rise, got {number} after {self._last}. A run "
+                "that goes back to an earlier one calls `resume` first."
             )
-        row = _row(stats) | ({_CHANGES: finite(changes)} if changes else {})
+        row = _row(stats, self.axis, number) | ({_CHANGES: finite(changes)} if changes else {})
         append_jsonl(self.path, row)
-        self._last = stats.iteration
+        self._last = number
 
     def _start(self, rows: list[dict[str, Any]]) -> None:
         lines = [json.dumps(row, ensure_ascii=False) for row in ({_VERSION: SCHEMA_VERSION}, *rows)]
@@ -85,13 +102,27 @@ def read_metrics(path: str | PathLike[str]) -> list[IterationStats]:
             one may be).
         OSError: The file cannot be opened.
     """
-    return [IterationStats.from_log(_measured(row)) for row in _read_rows(path)]
+    return [IterationStats.from_log(_measured(row)) for row in _read_rows(path, ITERATION)]
 
 
-def _row(stats: IterationStats) -> dict[str, Any]:
+def read_step_metrics(path: str | PathLike[str], record: type[_Stats]) -> list[_Stats]:
+    """Return the records of a supervised run, of a running one too.
+
+    Args:
+        path: Its ``metrics.jsonl``.
+        record: What the rows are, such as ``SFTStats``.
+
+    Raises:
+        DataError: As ``read_metrics``.
+        OSError: The file cannot be opened.
+    """
+    return [record.from_log(_measured(row)) for row in _read_rows(path, STEP)]
+
+
+def _row(stats: IterationStats | StepStats, axis: str, number: int) -> dict[str, Any]:
     logged = stats.to_log()
     nonfinite = [name for name, value in logged.items() if not math.isfinite(value)]
-    row: dict[str, Any] = logged | dict.fromkeys(nonfinite) | {ITERATION: stats.iteration}
+    row: dict[str, Any] = logged | dict.fromkeys(nonfinite) | {axis: number}
     return row | ({_NONFINITE: nonfinite} if nonfinite else {})
 
 
@@ -101,7 +132,7 @@ def _measured(row: Mapping[str, Any]) -> dict[str, float]:
     return numbers | dict.fromkeys(row.get(_NONFINITE, []), math.nan)
 
 
-def _read_rows(path: str | PathLike[str]) -> list[dict[str, Any]]:
+def _read_rows(path: str | PathLike[str], axis: str) -> list[dict[str, Any]]:
     """Return the rows below the header."""
     bad: list[DataError] = []
     lines = list(read_jsonl(path, on_bad=bad.append))
@@ -117,6 +148,6 @@ def _read_rows(path: str | PathLike[str]) -> list[dict[str, Any]]:
             line=1,
         )
     for number, row in lines[1:]:
-        if not isinstance(row.get(ITERATION), int):
-            raise DataError(f"has no whole number under `{ITERATION}`.", path=path, line=number)
+        if not isinstance(row.get(axis), int):
+            raise DataError(f"has no whole number under `{axis}`.", path=path, line=number)
     return [row for _, row in lines[1:]]

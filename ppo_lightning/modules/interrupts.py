@@ -21,7 +21,11 @@ from typing_extensions import override
 from ppo_lightning.checkpointing import newest_good, remove_leftovers
 from ppo_lightning.distributed import any_rank, gather_objects
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.modules.checkpoint_files import agree_on_start, checkpoint_folders
+from ppo_lightning.modules.checkpoint_files import (
+    agree_on_start,
+    checkpoint_folders,
+    write_last,
+)
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What a shell says of a process that SIGTERM ended."""
@@ -38,13 +42,15 @@ _COMPLETE = "ppo-lightning: stopped by SIGTERM after the last iteration; the run
 
 
 class StopOnSigterm(pl.Callback):
-    """Stop a run at SIGTERM, with exit status 143 and nothing saved.
+    """Stop a run at SIGTERM, with exit status 143.
 
     The signal sets a flag. It is asked for on all ranks between the stages of a rollout and
     before every training step, so all raise at one place; Lightning's own handler waits for the
-    other ranks inside the handler, maybe forever. The iteration is lost; resumed from the last
-    file it comes again, bit for bit. A second SIGTERM ends the process at once. ``PPOModule`` adds
-    it to every run.
+    other ranks inside the handler, maybe forever. A second SIGTERM ends the process at once. This
+    project's modules add it to every run.
+
+    Of PPO nothing is saved: the iteration is lost; resumed from the last file it comes again, bit
+    for bit. A supervised run ends behind the step that it was in, and ``last.ckpt`` is written.
 
     Args:
         clock: Seconds, from any start.
@@ -84,7 +90,18 @@ class StopOnSigterm(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._stop_if_asked(trainer, pl_module)
+        if not _is_whole_at_steps(pl_module):
+            self._stop_if_asked(trainer, pl_module)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # A run is over for Lightning once it has all its `max_steps`, though its end is to come.
+        loop = trainer.fit_loop.epoch_loop
+        over = 0 <= loop.max_steps <= loop.global_step
+        if _is_whole_at_steps(pl_module) and not over:
+            self._stop_if_asked(trainer, pl_module)
 
     def on_stage_start(self, trainer: pl.Trainer, pl_module: Any, name: str) -> None:
         """Stop before a stage of the rollout; called by the module."""
@@ -133,17 +150,25 @@ class StopOnSigterm(pl.Callback):
 def _stop(trainer: pl.Trainer, module: Any, *, complete: bool) -> NoReturn:
     # All iterations may be done before the last hook, and a run may end before all are done.
     complete = complete or trainer.current_epoch >= (trainer.max_epochs or 0) > 0
+    if _is_whole_at_steps(module) and not complete:
+        write_last(trainer)
     if trainer.is_global_zero:
-        print(_COMPLETE if complete else _farewell(trainer, module.iteration), file=sys.stderr)
+        place = getattr(module, "place", None) or f"iteration {module.iteration}"
+        print(_COMPLETE if complete else _farewell(trainer, place), file=sys.stderr)
     raise SIGTERMException(EXIT_STATUS)
 
 
-def _farewell(trainer: pl.Trainer, iteration: int) -> str:
+def _is_whole_at_steps(module: Any) -> bool:
+    """Whether the run can go on from the end of any step, as ``SupervisedModule`` says."""
+    return bool(getattr(module, "whole_at_steps", False))
+
+
+def _farewell(trainer: pl.Trainer, place: str) -> str:
     """Where the run was, and how it goes on."""
     file = newest_good(checkpoint_folders(trainer)).path
     if file is None and trainer.ckpt_path is not None:
         file = Path(trainer.ckpt_path)
-    head = f"ppo-lightning: stopped by SIGTERM in iteration {iteration}."
+    head = f"ppo-lightning: stopped by SIGTERM in {place}."
     if file is None:
         return f"{head} No checkpoint was written yet: the same command starts the run again."
     return (

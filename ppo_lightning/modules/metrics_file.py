@@ -7,7 +7,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 from typing_extensions import override
 
-from ppo_lightning.metrics import IterationStats, MetricsWriter
+from ppo_lightning.metrics import STEP, IterationStats, MetricsWriter, StepStats
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
@@ -22,7 +22,9 @@ class MetricsFile(pl.Callback):
     """Write what was measured in each iteration as one line of a JSONL file.
 
     A resumed run goes on in the file, without the lines of iterations that come again. A new run
-    leaves an earlier run's file under another name. ``PPOModule`` adds it to every run.
+    leaves an earlier run's file under another name. Every module of this package adds it to its
+    runs; supervised ones have a line for each ``trainer.log_every_n_steps`` optimiser steps, and
+    one for each validation.
 
     Args:
         filename: In the run's folder.
@@ -38,9 +40,13 @@ class MetricsFile(pl.Callback):
         trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
         if trial_run or not trainer.is_global_zero:
             return
-        self._writer = MetricsWriter(path)
-        if trainer.current_epoch > 0:
-            self._writer.resume(trainer.current_epoch)
+        steps_done = getattr(pl_module, "steps_done", None)
+        if steps_done is not None:
+            self._writer, done = MetricsWriter(path, axis=STEP), int(steps_done)
+        else:
+            self._writer, done = MetricsWriter(path), trainer.current_epoch
+        if done > 0:
+            self._writer.resume(done if steps_done is None else done + 1)
 
     def on_iteration_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, stats: IterationStats
@@ -50,3 +56,10 @@ class MetricsFile(pl.Callback):
             journal = getattr(getattr(pl_module, "controls", None), "journal", ())
             changes = [entry for entry in journal if entry["iteration"] == stats.iteration]
             self._writer.write(stats, changes)
+
+    def on_step_stats(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, stats: StepStats
+    ) -> None:
+        """Write a row of a supervised run; called by the module."""
+        if self._writer is not None:
+            self._writer.write(stats)

@@ -20,7 +20,7 @@ def check_monitors(module: Any) -> None:
     the user's own, module or callback, may log more.
 
     Args:
-        module: A ``PPOModule`` attached to its trainer.
+        module: A module of this package, attached to its trainer.
 
     Raises:
         ConfigError: Names the callback, what it watches, and what there is.
@@ -34,7 +34,9 @@ def check_monitors(module: Any) -> None:
         if monitor is None or monitor in (*names, *_LIGHTNINGS_OWN):
             continue
         if getattr(callback, "strict", True):
-            raise ConfigError(_message(type(callback).__name__, monitor, names))
+            data = getattr(module.trainer, "datamodule", None)
+            setting = getattr(data, "held_out_setting", "set `data.init_args.val_prompts`")
+            raise ConfigError(_message(type(callback).__name__, monitor, names, setting))
 
 
 def logged_names(module: Any) -> Iterator[str]:
@@ -43,15 +45,25 @@ def logged_names(module: Any) -> Iterator[str]:
     Args:
         module: A ``PPOModule`` attached to its trainer.
     """
+    if (record := getattr(module, "stats_class", None)) is not None:
+        yield from _supervised_names(record, getattr(module.trainer, "datamodule", None))
+        return
     yield from (spec.name for spec in metric_specs(IterationStats).values())
     held_out = getattr(getattr(module.trainer, "datamodule", None), "val_prompts", None)
     for section in section_specs(IterationStats).values():
         if section.prefix.startswith("val/") and held_out is None:
             continue
-        keys = module.reward_pipeline.weights if "{name}" in section.prefix else ("",)
+        keys = module.reward_pipeline.names if "{name}" in section.prefix else ("",)
         for key in keys:
             prefix = section.prefix.format(name=key)
             yield from (f"{prefix}/{name}" for name in _names(section.record, module))
+
+
+def _supervised_names(record: type, data: Any) -> Iterator[str]:
+    held_out = getattr(data, "has_held_out", True)
+    for spec in metric_specs(record).values():
+        if held_out or not spec.name.startswith("val/"):
+            yield spec.name
 
 
 def _names(record: type, module: Any) -> Iterator[str]:
@@ -60,11 +72,11 @@ def _names(record: type, module: Any) -> Iterator[str]:
             yield name
 
 
-def _message(callback: str, monitor: str, names: list[str]) -> str:
+def _message(callback: str, monitor: str, names: list[str], setting: str) -> str:
     near = nearest(monitor, names)
     hint = f"; did you mean `{near}`?" if near else "."
     if monitor.startswith("val") and not any(name.startswith("val/") for name in names):
-        hint = "; there are no held-out prompts: set `data.init_args.val_prompts`."
+        hint = f"; nothing is held out: {setting}."
     head = monitor.partition("/")[0]
     alike = [name for name in names if name.partition("/")[0] == head]
     listed = ", ".join((alike or names)[:_MANY])

@@ -31,10 +31,7 @@ def build_optimizer(
     actor_lr: float,
     critic_lr: float,
 ) -> Optimizer:
-    """Build the optimiser over the groups ``actor`` and ``critic``.
-
-    Adam's state is filled at once (step 0, zero moments, the same as its lazy start), so that
-    every checkpoint has the same entries whichever group has stepped.
+    """Build PPO's optimiser, over the groups ``actor`` and ``critic``.
 
     Args:
         actor: Trainable parameters of the actor.
@@ -44,19 +41,36 @@ def build_optimizer(
         critic_lr: Peak learning rate of the critic.
 
     Raises:
-        ConfigError: Weights coarser than float32, an unknown class, or a setting that it lacks.
+        ConfigError: As ``optimizer_over``.
     """
-    _refuse_coarse("actor", "`policy.dtype`", actor)
-    _refuse_coarse("critic", "`critic_model.dtype` (or `policy.dtype`)", critic)
+    refuse_coarse("actor", "`policy.dtype`", actor)
+    refuse_coarse("critic", "`critic_model.dtype` (or `policy.dtype`)", critic)
+    return optimizer_over({"actor": (actor, actor_lr), "critic": (critic, critic_lr)}, config)
+
+
+def optimizer_over(
+    groups: Mapping[str, tuple[Sequence[torch.nn.Parameter], float]], config: OptimizerConfig
+) -> Optimizer:
+    """Build an optimiser over named groups.
+
+    Adam's state is filled at once (step 0, zero moments, the same as its lazy start), so that
+    every checkpoint has the same entries whichever group has stepped.
+
+    Args:
+        groups: Trainable parameters and peak learning rate, by the group's name.
+        config: Class and its arguments.
+
+    Raises:
+        ConfigError: An unknown class, or a setting that it lacks.
+    """
     cls = _optimizer_class(config.name)
     options = {**_settings_for(cls, config), **config.options}
-    groups = [
-        {"params": list(actor), "lr": actor_lr, "name": "actor"},
-        {"params": list(critic), "lr": critic_lr, "name": "critic"},
+    _check_options(cls, config.options, [f"`{name}.lr`" for name in groups])
+    entries = [
+        {"params": list(params), "lr": lr, "name": name} for name, (params, lr) in groups.items()
     ]
-    _check_options(cls, config.options)
     try:
-        optimizer: Optimizer = cls(groups, **options)
+        optimizer: Optimizer = cls(entries, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"`optimizer`: {cls.__name__} refuses its settings: {error}") from error
     if issubclass(cls, _FUSED):
@@ -64,8 +78,19 @@ def build_optimizer(
     return optimizer
 
 
-def _refuse_coarse(name: str, setting: str, weights: Sequence[torch.nn.Parameter]) -> None:
-    """A step of 1e-6 is lost in a bfloat16 weight: numbers of that kind lie some 0.5 % apart."""
+def refuse_coarse(name: str, setting: str, weights: Sequence[torch.nn.Parameter]) -> None:
+    """Refuse trained weights coarser than float32.
+
+    A step of 1e-6 is lost in a bfloat16 weight: numbers of that kind lie some 0.5 % apart.
+
+    Args:
+        name: Of the network.
+        setting: That its dtype comes from.
+        weights: Trained.
+
+    Raises:
+        ConfigError: One is coarser.
+    """
     coarse = {str(p.dtype).removeprefix("torch.") for p in weights if p.dtype in _COARSE}
     if coarse:
         raise ConfigError(
@@ -92,11 +117,11 @@ def _settings_for(cls: type[Optimizer], config: OptimizerConfig) -> dict[str, An
     return settings
 
 
-def _check_options(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
+def _check_options(cls: type[Optimizer], options: Mapping[str, Any], rates: Sequence[str]) -> None:
     """Refuse an option by name: a rate, or one that the class does not take."""
     if "lr" in options:
         raise ConfigError(
-            "`optimizer.options.lr` would be the rate of nothing: set `actor.lr` and `critic.lr`."
+            f"`optimizer.options.lr` would be the rate of nothing: set {' and '.join(rates)}."
         )
     accepted = inspect.signature(cls).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
@@ -133,7 +158,7 @@ def _optimizer_class(name: str) -> Any:
         raise ConfigError(f"`optimizer.name`: {name!r} is a base class; name an optimiser.")
     if issubclass(found, _UNUSABLE):
         raise ConfigError(
-            f"`optimizer.name`: {name!r} cannot be used with PPOModule: LBFGS evaluates the loss "
+            f"`optimizer.name`: {name!r} cannot be used here: LBFGS evaluates the loss "
             "several times a step, and SparseAdam takes sparse gradients only. `AdamW` is the "
             "default."
         )
@@ -159,12 +184,26 @@ def build_scheduler(
     factors: Callable[[str], float],
     rested: Callable[[str], int] = lambda name: 0,
 ) -> LambdaLR:
-    """Schedule both groups over *planned* optimiser steps, taken or not.
+    """Schedule both groups of PPO; see ``scheduler_over``."""
+    groups = {"actor": actor, "critic": critic}
+    return scheduler_over(
+        optimizer, groups, total_steps=total_steps, factors=factors, rested=rested
+    )
+
+
+def scheduler_over(
+    optimizer: Optimizer,
+    groups: Mapping[str, GroupConfig],
+    *,
+    total_steps: int | None,
+    factors: Callable[[str], float] = lambda name: 1.0,
+    rested: Callable[[str], int] = lambda name: 0,
+) -> LambdaLR:
+    """Schedule all groups over *planned* optimiser steps, taken or not.
 
     Args:
-        optimizer: With the groups ``actor`` and ``critic``.
-        actor: Warm-up and schedule of the actor.
-        critic: Warm-up and schedule of the critic.
+        optimizer: Its groups in the order of ``groups``.
+        groups: Warm-up and schedule by the group's name.
         total_steps: Planned steps of the whole run; None where it has no end.
         factors: Factor on a group's rate that is in force now, by the group's name.
         rested: Planned steps of the run so far in which a group, by name, was not to be trained:
@@ -173,7 +212,7 @@ def build_scheduler(
     Raises:
         ConfigError: A schedule that ends with the run, in a run without end.
     """
-    for name, group in (("actor", actor), ("critic", critic)):
+    for name, group in groups.items():
         if group.schedule != "constant" and total_steps is None:
             raise ConfigError(
                 f"`{name}.schedule: {group.schedule}` needs an end: set `trainer.max_epochs`."
@@ -193,7 +232,7 @@ def build_scheduler(
 
         return factor
 
-    return LambdaLR(optimizer, [law("actor", actor), law("critic", critic)])
+    return LambdaLR(optimizer, [law(name, group) for name, group in groups.items()])
 
 
 def advance(scheduler: Any) -> None:

@@ -1,7 +1,8 @@
-"""PPO-ptx: language modelling on texts in the actor's steps."""
+"""PPO-ptx: language modelling on texts, or on answers, in the actor's steps."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import PTXConfig
-from ppo_lightning.data import PromptSet, as_source, shuffled_order
+from ppo_lightning.data import (
+    DemonstrationSet,
+    Example,
+    Learner,
+    PromptSet,
+    as_records,
+    as_source,
+    shuffled_order,
+    token_rows,
+)
 from ppo_lightning.distributed import max_over_ranks, rank, world_size
 from ppo_lightning.errors import ConfigError, DataError
 from ppo_lightning.modules.objective import SUMS, Terms
@@ -21,29 +31,36 @@ from ppo_lightning.types import MiniBatch, Sequences
 
 @dataclass(frozen=True, kw_only=True)
 class TextMix:
-    """Texts cut into pieces; which ones a step reads depends on its number alone.
+    """Texts cut into pieces, or demonstrations; which a step reads depends on its number alone.
 
     So there is no position to save, and all ranks know what the others read.
 
     Args:
         config: Weight and size.
-        pieces: Token ids, two or more each.
+        pieces: Token ids, two or more each, with what is learned of them.
         seed: Of their order.
     """
 
     config: PTXConfig
-    pieces: tuple[tuple[int, ...], ...]
+    pieces: tuple[Example, ...]
     seed: int
 
     @classmethod
     def build(
-        cls, config: PTXConfig, tokenizer: Any, *, seed: int, max_positions: int | None = None
+        cls,
+        config: PTXConfig,
+        tokenizer: Any,
+        *,
+        learner: Learner,
+        seed: int,
+        max_positions: int | None = None,
     ) -> TextMix:
-        """Read and tokenise the texts; each ends with the end token.
+        """Read and tokenise the texts, each ending with the end token, or the demonstrations.
 
         Args:
             config: Where they are.
             tokenizer: The actor's.
+            learner: Reads demonstrations with it.
             seed: Of their order.
             max_positions: Most tokens that the actor can read; None is unlimited.
 
@@ -62,16 +79,9 @@ class TextMix:
                 f"`ptx.max_length` ({config.max_length}) exceeds the {max_positions} positions of "
                 "the policy."
             )
-        texts = config.texts if isinstance(config.texts, str) else list(config.texts)
-        end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        size, pieces = config.max_length, []
-        for ids in PromptSet.build(as_source(texts), tokenizer, chat=False).ids:
-            whole = [*ids, *end]
-            pieces += [tuple(whole[i : i + size]) for i in range(0, len(whole), size)]
-        usable = tuple(piece for piece in pieces if len(piece) > 1)
-        if not usable:
-            raise DataError("`ptx.texts` has no text of two tokens or more.")
-        return cls(config=config, pieces=usable, seed=seed)
+        if config.demonstrations:
+            return cls(config=config, pieces=_demonstrations(config, learner), seed=seed)
+        return cls(config=config, pieces=_text_pieces(config, tokenizer), seed=seed)
 
     def add(
         self,
@@ -97,7 +107,7 @@ class TextMix:
         if not self.config.coef or iteration % self.config.every_n_iterations:
             return terms
         chosen = self._chosen(iteration * batch.num_steps + batch.step)
-        count = sum(len(self.pieces[number]) - 1 for number in chosen)
+        count = sum(self.pieces[number].num_learned for number in chosen)
         device = terms.sums.device
         whole = self._sequences(chosen[rank() :: world_size()], device)
         loss, nll = terms.loss, torch.zeros_like(terms.sums[0])
@@ -127,21 +137,40 @@ class TextMix:
         return shuffled_order(len(self.pieces), step * size, size, seed=self.seed)
 
     def _sequences(self, numbers: Sequence[int], device: torch.device) -> Sequences:
-        """Lay pieces out: the first token is given, the others are to be foretold."""
+        """Lay pieces out: the first token is given, of the others those learned are foretold."""
         pieces = [self.pieces[number] for number in numbers]
-        width = max(map(len, pieces)) - 1
-        ids = torch.zeros((len(pieces), width), dtype=torch.long)
-        mask = torch.zeros_like(ids, dtype=torch.bool)
-        for row, piece in enumerate(pieces):
-            ids[row, : len(piece) - 1] = torch.tensor(piece[1:])
-            mask[row, : len(piece) - 1] = True
-        first = torch.tensor([[piece[0]] for piece in pieces])
+        rows = token_rows([[place] for place in range(len(pieces))], pieces, packed=False)
+        first = rows.ids[:, :1]
         return Sequences(
             prompt_ids=first,
             prompt_mask=torch.ones_like(first, dtype=torch.bool),
-            response_ids=ids,
-            response_mask=mask,
+            response_ids=rows.ids[:, 1:],
+            response_mask=rows.learned[:, 1:],
         ).to(device)
+
+
+def _text_pieces(config: PTXConfig, tokenizer: Any) -> tuple[Example, ...]:
+    texts = config.texts if isinstance(config.texts, str) else list(config.texts)
+    end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    size, pieces = config.max_length, []
+    for ids in PromptSet.build(as_source(texts), tokenizer, chat=False).ids:
+        whole = [*ids, *end]
+        pieces += [whole[i : i + size] for i in range(0, len(whole), size)]
+    usable = tuple(
+        Example(ids=array("i", piece), spans=((1, len(piece)),)) for piece in pieces if piece[1:]
+    )
+    if not usable:
+        raise DataError("`ptx.texts` has no text of two tokens or more.")
+    return usable
+
+
+def _demonstrations(config: PTXConfig, learner: Learner) -> tuple[Example, ...]:
+    given = config.demonstrations
+    source = as_records(given if isinstance(given, str) else list(given), name="ptx.demonstrations")
+    found = DemonstrationSet.build(
+        source, learner, max_tokens=config.max_length, overlong="truncate"
+    )
+    return found.examples
 
 
 def _pieces(whole: Sequences, max_tokens: int | None) -> list[Sequences]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,50 @@ def check_trainer(trainer: pl.Trainer) -> None:
     trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         _whole_iteration(trainer)
-    for setting, is_wrong, instead in _REFUSED:
-        if is_wrong(trainer):
-            raise ConfigError(f"`trainer.{setting}` cannot be used with PPOModule: {instead}")
-    _check_placement(trainer)
+    _refuse(trainer, _REFUSED, "PPOModule")
+    _check_placement(trainer, "PPOModule")
     for callback in trainer.checkpoint_callbacks:
         _check_checkpointing(callback)
+
+
+def check_supervised_trainer(trainer: pl.Trainer, name: str, group: str) -> None:
+    """Refuse trainer settings that manual optimisation ignores.
+
+    Steps are counted as Lightning counts batches, so ``max_steps``, ``val_check_interval``,
+    ``limit_train_batches``, ``fast_dev_run`` and checkpoints inside an epoch keep their meaning.
+
+    Args:
+        trainer: The run's.
+        name: Of the module's class.
+        group: Argument of the module that holds its learning rate.
+
+    Raises:
+        ConfigError: Names the setting and what to use instead.
+    """
+    _refuse(trainer, _refused_by_supervised(group), name)
+    _check_placement(trainer, name)
+    # Its advice would make files that hold the weights from before the step that they count.
+    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization", UserWarning)
+    # An epoch's last step is logged in any case.
+    shorter = r"The number of training batches \(\d+\) is smaller than the logging interval"
+    warnings.filterwarnings("ignore", shorter, UserWarning)
+    for callback in trainer.checkpoint_callbacks:
+        faults = {
+            "save_on_exception": "an exception may come in the middle of a step",
+            "_train_time_interval": "Lightning ignores it under manual optimisation",
+        }
+        for setting, why in faults.items():
+            if getattr(callback, setting, None):
+                raise ConfigError(
+                    f"ModelCheckpoint `{setting.lstrip('_')}` cannot be used with {name}: {why}. "
+                    "Use `every_n_train_steps` or `every_n_epochs`."
+                )
+
+
+def _refuse(trainer: pl.Trainer, refused: Refusals, name: str) -> None:
+    for setting, is_wrong, instead in refused:
+        if is_wrong(trainer):
+            raise ConfigError(f"`trainer.{setting}` cannot be used with {name}: {instead}")
 
 
 def _counts_batches(value: float | None) -> bool:
@@ -39,9 +78,26 @@ def _counts_batches(value: float | None) -> bool:
     return value is not None and (isinstance(value, int) or value != 1.0)
 
 
+Refusals = tuple[tuple[str, Callable[[Any], bool], str], ...]
+"""(setting, whether it is set to what cannot be used, what to do instead)"""
+
+_PRECISION: Refusals = (
+    (
+        "precision",
+        lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),
+        "float16 overflows in the ratio and in the losses; set `bf16-mixed` or `32-true`.",
+    ),
+    (
+        "precision",
+        lambda t: str(t.precision) not in ("32-true", "32", "bf16-mixed", "bf16"),
+        "it would change the weights; their dtype is `model.init_args.policy.dtype`. Set "
+        "`bf16-mixed` or `32-true`.",
+    ),
+)
+
 _UNCUT = "an iteration must not be cut; "
 
-_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+_REFUSED: Refusals = (
     (
         "gradient_clip_val",
         lambda t: t.gradient_clip_val is not None,
@@ -82,33 +138,44 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda t: t.reload_dataloaders_every_n_epochs != 0,
         "the loader makes a fresh buffer every iteration by itself.",
     ),
-    (
-        "precision",
-        lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),
-        "float16 overflows in the ratio and in the losses; set `bf16-mixed` or `32-true`.",
-    ),
-    (
-        "precision",
-        lambda t: str(t.precision) not in ("32-true", "32", "bf16-mixed", "bf16"),
-        "it would change the weights; their dtype is `model.init_args.policy.dtype`. Set "
-        "`bf16-mixed` or `32-true`.",
-    ),
+    *_PRECISION,
 )
-"""(setting, whether it is set to what cannot be used, what to do instead)"""
 
 
-def _check_placement(trainer: Any) -> None:
+def _refused_by_supervised(group: str) -> Refusals:
+    return (
+        (
+            "gradient_clip_val",
+            lambda t: t.gradient_clip_val is not None,
+            f"set `model.init_args.{group}.max_grad_norm`.",
+        ),
+        (
+            "accumulate_grad_batches",
+            lambda t: t.accumulate_grad_batches != 1,
+            "a step's size is `data.init_args.batch_size`; `model.init_args.microbatch_tokens` is "
+            "the token budget of one backward pass.",
+        ),
+        (
+            "overfit_batches",
+            lambda t: t.overfit_batches != 0,
+            "every epoch is shuffled anew; give fewer examples.",
+        ),
+        *_PRECISION,
+    )
+
+
+def _check_placement(trainer: Any, name: str) -> None:
     """Let through what has been tested: one device or DDP, on CPU or CUDA."""
     # By the very class: Lightning's DeepSpeedStrategy is a DDPStrategy.
     strategy, accelerator = type(trainer.strategy), type(trainer.accelerator)
     if strategy not in (SingleDeviceStrategy, DDPStrategy):
         raise ConfigError(
-            f"`trainer.strategy` cannot be {strategy.__name__} with PPOModule: what is there is a "
+            f"`trainer.strategy` cannot be {strategy.__name__} with {name}: what is there is a "
             "single device (`auto` with `devices: 1`) and `ddp`."
         )
     if accelerator not in (CPUAccelerator, CUDAAccelerator):
         raise ConfigError(
-            f"`trainer.accelerator` cannot be {accelerator.__name__} with PPOModule, which adds up "
+            f"`trainer.accelerator` cannot be {accelerator.__name__} with {name}, which adds up "
             "in float64 and is made for CPU and CUDA: set `cpu` or `cuda`."
         )
 
