@@ -12,9 +12,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GenerationConfig,
 )
 
-from ppo_lightning.configs import CriticConfig, DType, PolicyConfig, ReferenceConfig
+from ppo_lightning.configs import BackboneConfig, CriticConfig, DType, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import quiet_peft
 from ppo_lightning.models.checks import (
@@ -32,6 +33,7 @@ from ppo_lightning.models.folders import (
     unreadable,
 )
 from ppo_lightning.models.locate import local_path
+from ppo_lightning.models.score_head import one_score_config, score_layer, start_head
 from ppo_lightning.models.settings import (
     FolderSettings,
     keep_settings,
@@ -39,6 +41,7 @@ from ppo_lightning.models.settings import (
     silence_config,
     silence_modules,
 )
+from ppo_lightning.models.stopping import listed_end_ids
 from ppo_lightning.models.value_network import ValueNetwork
 from ppo_lightning.models.weights import read_weights, reading, require_finite
 
@@ -79,7 +82,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
     return tokenizer
 
 
-def load_causal_lm(config: PolicyConfig, *, dtype: DType | None = None) -> PreTrainedModel:
+def load_causal_lm(
+    config: PolicyConfig, *, dtype: DType | None = None, keep_dropout: bool = False
+) -> PreTrainedModel:
     """Load a causal language model, without dropout and without sampling settings of its own.
 
     What the folder says about both is remembered and written again by ``save_model``. A folder that
@@ -89,13 +94,15 @@ def load_causal_lm(config: PolicyConfig, *, dtype: DType | None = None) -> PreTr
     Args:
         config: Where it lies and how to run it.
         dtype: Instead of the config's.
+        keep_dropout: Leave dropout as the folder has it.
 
     Raises:
         ModelError: There is no such model, or it is not a causal language model.
     """
-    model = _load(AutoModelForCausalLM, config, dtype or config.dtype)
+    dtype = dtype or config.dtype
+    model = _load(AutoModelForCausalLM, config, dtype, keep_dropout=keep_dropout)
     if config.gradient_checkpointing:
-        _enable_checkpointing(model)
+        enable_checkpointing(model)
     return model
 
 
@@ -116,7 +123,7 @@ def load_value_network(config: CriticConfig, policy: PolicyConfig) -> ValueNetwo
     with named("policy.path" if config.path is None else "critic_model.path"):
         network = _value_network(source, config)
     if config.gradient_checkpointing:
-        _enable_checkpointing(network.backbone)
+        enable_checkpointing(network.backbone)
     return network
 
 
@@ -160,23 +167,80 @@ def load_reward_model(
     return model.requires_grad_(False), tokenizer
 
 
+def load_scorer(config: BackboneConfig, *, keep_dropout: bool = False) -> PreTrainedModel:
+    """Load what is to become a reward model: a sequence classifier with one score.
+
+    A causal language model or an encoder lends its trunk and gets a new head, and so does a
+    classifier of several labels; one of a single score keeps its head. An adapter is merged.
+
+    Args:
+        config: Where it lies, and the start of a new head: of a head of several layers (RoBERTa's)
+            the last one starts so, the others as their family has it.
+        keep_dropout: Leave dropout as the folder has it.
+
+    Raises:
+        ModelError: There is no such model, its family has no classifier, or it is an
+            encoder-decoder.
+    """
+    folder = local_path(config.path)
+    if is_adapter(folder):
+        merged = load_causal_lm(config, keep_dropout=keep_dropout)
+        critic = ValueNetwork.from_causal_lm(merged, head_init=config.head_init)
+        return critic.as_sequence_classifier()
+    model = _load(
+        AutoModelForSequenceClassification,
+        config,
+        config.dtype,
+        decoder=False,
+        one_score=True,
+        keep_dropout=keep_dropout,
+    )
+    if not _has_one_score(_config(config, folder)):
+        start_head(score_layer(model), config.head_init)
+    return model
+
+
+def _has_one_score(config: Any) -> bool:
+    is_classifier = any(name.endswith(CLASSIFIER) for name in config.architectures or ())
+    return is_classifier and config.num_labels == 1
+
+
 def _load(
-    auto: Any, source: PolicyConfig, dtype: DType, *, decoder: bool = True
+    auto: Any,
+    source: PolicyConfig,
+    dtype: DType,
+    *,
+    decoder: bool = True,
+    one_score: bool = False,
+    keep_dropout: bool = False,
 ) -> PreTrainedModel:
-    """Load and silence a model; adapters are merged. ``decoder`` insists on one."""
+    """Load and silence a model; adapters are merged.
+
+    Args:
+        auto: Class of transformers that picks the model's own.
+        source: Where it lies and how to run it.
+        dtype: Of the weights.
+        decoder: Insist on one.
+        one_score: Make it a classifier of one score, with a new head where it has no such one.
+        keep_dropout: Leave dropout as the folder has it.
+    """
     folder = local_path(source.path)
     if is_adapter(folder):
-        return _load_adapter(auto, replace(source, path=folder), dtype)
+        return _load_adapter(auto, replace(source, path=folder), dtype, keep_dropout=keep_dropout)
     config = _config(source, folder)
     if decoder:
         check_decoder(config, source.path, classifier=auto is AutoModelForSequenceClassification)
-    noise = silence_config(config)
-    model = read_weights(auto, source, folder, config, dtype)
+    new_head = one_score and not _has_one_score(config)
+    if one_score:
+        one_score_config(config, source.path)
+    noise = {} if keep_dropout else silence_config(config)
+    model = read_weights(auto, source, folder, config, dtype, new_head=new_head)
     generation = getattr(model, "generation_config", None)
     keep_settings(model, FolderSettings(noise=noise, generation=generation))
     if generation is not None:
         model.generation_config = neutral_generation(generation)
-    silence_modules(model)
+    if not keep_dropout:
+        silence_modules(model)
     _unblind_padding(model)
     model.eval()  # type: ignore[no-untyped-call]
     if decoder:
@@ -190,6 +254,26 @@ def position_limit(source: PolicyConfig) -> int | None:
     if is_adapter(folder):
         folder = local_path(adapter_base(folder))
     return positions_of(_config(source, folder))
+
+
+def folder_end_ids(source: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Collect every id that ends a response, before the weights are loaded.
+
+    They are those of ``end_token_ids`` for the loaded model.
+
+    Args:
+        source: The policy.
+        tokenizer: Its own end token comes first.
+    """
+    folder = local_path(source.path)
+    if is_adapter(folder):
+        folder = local_path(adapter_base(folder))
+    config = _config(source, folder)
+    try:
+        generation: Any = GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError):
+        generation = None  # of a folder that holds none; transformers makes one of the config
+    return listed_end_ids(tokenizer, generation, config)
 
 
 def position_limits(
@@ -255,7 +339,7 @@ def _unblind_padding(model: PreTrainedModel) -> None:
         embedding.padding_idx = None
 
 
-def _enable_checkpointing(model: PreTrainedModel) -> None:
+def enable_checkpointing(model: PreTrainedModel) -> None:
     """Recompute activations in the backward pass.
 
     Layers do so in training mode only, and Lightning leaves modes as they are. Without dropout,
@@ -278,7 +362,9 @@ def _is_classifier(source: PolicyConfig) -> bool:
     return any(name.endswith(CLASSIFIER) for name in config.architectures or ())
 
 
-def _load_adapter(auto: Any, source: PolicyConfig, dtype: DType) -> PreTrainedModel:
+def _load_adapter(
+    auto: Any, source: PolicyConfig, dtype: DType, *, keep_dropout: bool
+) -> PreTrainedModel:
     """Load the base of an adapter and work the adapter into its weights."""
     from peft import PeftModel
 
@@ -287,7 +373,8 @@ def _load_adapter(auto: Any, source: PolicyConfig, dtype: DType) -> PreTrainedMo
             f"`{source.path}` holds an adapter of a reward model; merge it into its base with "
             "`merge_and_unload`, save that, and give its folder."
         )
-    base = _load(auto, replace(source, path=adapter_base(source.path)), dtype)
+    base_source = replace(source, path=adapter_base(source.path))
+    base = _load(auto, base_source, dtype, keep_dropout=keep_dropout)
     with quiet_peft(), reading(source.path):
         adapted = PeftModel.from_pretrained(base, source.path)
     require_finite(adapted, source.path)

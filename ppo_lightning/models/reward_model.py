@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +13,8 @@ from ppo_lightning.functional import last_index, position_ids
 from ppo_lightning.models.checks import max_positions
 from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.loading import load_reward_model
+from ppo_lightning.models.precision import quantise_linears
+from ppo_lightning.models.score_head import exact_head, exact_linear
 from ppo_lightning.models.scoring import ModelInputs, call_model
 from ppo_lightning.types import Message
 
@@ -25,9 +27,71 @@ Text = str | Sequence[Message]
 _NO_LIMIT = 1_000_000_000  # tokenizers say 1e30 for it
 
 Transform = Literal["logit", "probability", "log_odds"]
+Quantization = Literal["int8"]
 
 
-class SequenceScorer:
+class ScorerTokens:
+    """How a reward model reads: its template, its tokens, its limit; the same in training and use.
+
+    Args:
+        tokenizer: The model's own.
+        max_length: Most tokens; longer texts lose their beginning. None is unlimited.
+        append_eos: End every text with the end token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        append_eos: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.tokenizer.truncation_side = "left"  # what is judged stands at the end
+        self.max_length = max_length
+        self.append_eos = append_eos
+
+    def whole_ids(self, text: Text) -> list[int]:
+        """Tokenise one text without the limit."""
+        whole = ScorerTokens(self.tokenizer, append_eos=self.append_eos)
+        return whole.token_ids(text)
+
+    def token_ids(self, text: Text) -> list[int]:
+        """Tokenise one text as the model reads it: at least one token, at most ``max_length``."""
+        rendered, special = self._rendered(text)
+        eos = self.tokenizer.eos_token_id
+        ids = self._tokenise(rendered, self.max_length, special=special)
+        if self.append_eos and eos is not None and ids[-1:] != [eos]:
+            room = None if self.max_length is None else self.max_length - 1
+            ids = [*self._tokenise(rendered, room, special=special), eos]
+        return ids or [eos if eos is not None else 0]
+
+    def _rendered(self, text: Text) -> tuple[str, bool]:
+        """Return the text to tokenise, and whether the tokenizer adds its special tokens."""
+        if isinstance(text, str):
+            return text, True
+        if self.tokenizer.chat_template is None:
+            return "\n\n".join(turn["content"] for turn in text), True
+        turns = [dict(turn) for turn in text]
+        rendered = self.tokenizer.apply_chat_template(turns, tokenize=False)
+        assert isinstance(rendered, str)
+        return rendered, False  # the template writes BOS itself: there would be two
+
+    def _tokenise(self, text: str, limit: int | None, *, special: bool) -> list[int]:
+        """Cut at the front, where the text is too long; its special tokens are kept."""
+        if limit == 0:
+            return []
+        encoded = self.tokenizer(
+            text,
+            add_special_tokens=special,
+            truncation=limit is not None,
+            max_length=limit,
+            verbose=False,
+        )
+        return list(encoded["input_ids"])
+
+
+class SequenceScorer(ScorerTokens):
     """A reward model with its own tokenizer: one number a text or conversation.
 
     Not a module, so it takes part in no checkpoint and no gradient sync.
@@ -38,11 +102,15 @@ class SequenceScorer:
         label: Number or name of the output to read; may be left out where there is one.
         transform: ``logit`` as it is, ``probability`` of the label, or ``log_odds`` of it.
         max_length: Most tokens; longer texts lose their beginning. None takes what the model reads.
-        batch_size: Texts in a forward pass.
+        batch_size: Most texts in a forward pass.
         append_eos: End every text with the end token, for models trained so.
+        batch_tokens: Most tokens in a forward pass, padding included (a longer text goes alone);
+            None counts texts only.
+        chat_template: In place of the tokenizer's own; None keeps that.
+        quantization: ``int8`` keeps the trunk's linear layers in eight bits; None as they are.
 
     Raises:
-        ModelError: The label is unknown, or must be chosen.
+        ModelError: The label is unknown, or must be chosen; or there is nothing to quantise.
     """
 
     def __init__(
@@ -55,16 +123,27 @@ class SequenceScorer:
         max_length: int | None = None,
         batch_size: int = 16,
         append_eos: bool = False,
+        batch_tokens: int | None = None,
+        chat_template: str | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         model.eval()  # type: ignore[no-untyped-call]
+        super().__init__(
+            tokenizer,
+            max_length=max_length or longest_text(model, tokenizer),
+            append_eos=append_eos,
+        )
         self.model = model.requires_grad_(False)
-        self.tokenizer = tokenizer
         self.label = _label_number(model.config, label)
         self.transform = transform
-        self.max_length = max_length or _longest(model, tokenizer)
-        self.tokenizer.truncation_side = "left"  # what is judged stands at the end
         self.batch_size = batch_size
-        self.append_eos = append_eos
+        self.batch_tokens = batch_tokens
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        self._fingerprint: str | None = None
+        if quantization == "int8":
+            self._fingerprint = fingerprint(model)  # the weights are the same, however kept
+            quantise_linears(model)
 
     @classmethod
     def load(
@@ -86,7 +165,7 @@ class SequenceScorer:
 
     def fingerprint(self) -> str:
         """Digest of the weights."""
-        return fingerprint(self.model)
+        return fingerprint(self.model) if self._fingerprint is None else self._fingerprint
 
     @torch.no_grad()
     def score(self, texts: Sequence[Text]) -> Tensor:
@@ -102,38 +181,24 @@ class SequenceScorer:
             ``[B]`` float32 on the model's device.
         """
         rows = [self.token_ids(text) for text in texts]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = torch.zeros(len(rows), device=self.model.device)
-        for start in range(0, len(order), self.batch_size):
-            numbers = order[start : start + self.batch_size]
+        for numbers in self._batches([len(row) for row in rows]):
             logits = sequence_logits(self.model, *self._padded([rows[i] for i in numbers]))
             scores[numbers] = self._transformed(logits)
         return scores
 
-    def token_ids(self, text: Text) -> list[int]:
-        """Tokenise one text as the model reads it: at least one token, at most ``max_length``."""
-        if isinstance(text, str):
-            ids = self._tokenise(text, special=True)
-        elif self.tokenizer.chat_template is None:
-            ids = self._tokenise("\n\n".join(turn["content"] for turn in text), special=True)
-        else:
-            turns = [dict(turn) for turn in text]
-            rendered = self.tokenizer.apply_chat_template(turns, tokenize=False)
-            assert isinstance(rendered, str)
-            # The template writes BOS itself: as special tokens there would be two.
-            ids = self._tokenise(rendered, special=False)
-        eos = self.tokenizer.eos_token_id
-        if self.append_eos and eos is not None and ids[-1:] != [eos]:
-            ids = [*ids, eos][-(self.max_length or len(ids) + 1) :]
-        return ids or [eos if eos is not None else 0]
-
-    def _tokenise(self, text: str, *, special: bool) -> list[int]:
-        """Cut at the front, where the text is too long; its special tokens are kept."""
-        limit = self.max_length
-        encoded = self.tokenizer(
-            text, add_special_tokens=special, truncation=limit is not None, max_length=limit
-        )
-        return list(encoded["input_ids"])
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the numbers of texts of like length, as many as a forward pass may take."""
+        batch: list[int] = []
+        for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+            padded = lengths[number] * (len(batch) + 1)  # it is the longest so far
+            full = self.batch_tokens is not None and padded > self.batch_tokens
+            if batch and (full or len(batch) == self.batch_size):
+                yield batch
+                batch = []
+            batch.append(number)
+        if batch:
+            yield batch
 
     def _padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Right-pad: ids and mask, both ``[B, S]`` long."""
@@ -175,12 +240,24 @@ def sequence_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor)
     inputs = ModelInputs(input_ids, attention_mask, position_ids(attention_mask))
     score = getattr(plain, "score", None)
     if not isinstance(score, nn.Linear) or plain.config.is_encoder_decoder:
-        logits: Tensor = plain(input_ids=input_ids, attention_mask=attention_mask).logits
+        ids, mask = _right_padded(plain.config, input_ids, attention_mask)
+        with exact_head(model):
+            logits: Tensor = plain(input_ids=ids, attention_mask=mask).logits
         return logits.float()
     hidden: Tensor = call_model(plain.base_model, inputs).last_hidden_state
     last = last_index(attention_mask.bool())
-    picked: Tensor = score(hidden[torch.arange(len(last), device=last.device), last])
-    return picked.float()
+    picked = hidden[torch.arange(len(last), device=last.device), last]
+    return exact_linear(score, picked)
+
+
+def _right_padded(config: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring real tokens to the front: encoders count positions from the first column.
+
+    The id under padding becomes the model's own: some families count positions by it.
+    """
+    order = (mask == 0).long().argsort(dim=1, stable=True)
+    ids, mask = ids.gather(1, order), mask.gather(1, order)
+    return ids.masked_fill(mask == 0, getattr(config, "pad_token_id", None) or 0), mask
 
 
 def _log_odds(logits: Tensor, label: int) -> Tensor:
@@ -202,7 +279,7 @@ def _label_number(config: Any, label: int | str | None) -> int:
     raise ModelError(f"`label` must name one of the reward model's outputs, got {label}: {listed}.")
 
 
-def _longest(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def longest_text(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Most tokens that both model and tokenizer can take; None where neither has a limit."""
     limits = [max_positions(model), tokenizer.model_max_length]
     known = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BloomConfig,
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 from ppo_lightning.errors import ModelError
-from ppo_lightning.models import SequenceScorer, load_reward_model, sequence_logits
+from ppo_lightning.models import ScorerTokens, SequenceScorer, load_reward_model, sequence_logits
 from tests.helpers.tiny_models import WIDE, build_reward_model, byte_pair_tokenizer, word_tokenizer
 
 TEXTS = ["good cat.", "the dog sat on the red house and it was bad", "a", "yes"]
@@ -117,6 +118,18 @@ def test_long_texts_lose_their_beginning(reward_dir: Path):
         64 if "gpt2" in str(reward_dir) else 256
     )
     SequenceScorer.load(str(reward_dir)).score(["good " * 300])
+
+
+def test_long_texts_keep_their_start_token_before_an_added_end_token(tiny_llama_dir: Path):
+    """As the tokenizer itself cuts the text with its end token."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama_dir)
+    text = " ".join(["the cat is good"] * 5)
+    theirs = AutoTokenizer.from_pretrained(tiny_llama_dir, truncation_side="left")
+    for limit in (2, 6):
+        expected = theirs(f"{text}{tokenizer.eos_token}", truncation=True, max_length=limit)
+        tokens = ScorerTokens(tokenizer, max_length=limit, append_eos=True)
+        assert tokens.token_ids(text) == expected["input_ids"]
+    assert len(ScorerTokens(tokenizer, max_length=1, append_eos=True).token_ids(text)) == 1
 
 
 def test_t13_an_end_token_is_added_to_the_scorers_own_copy_only(reward_dir: Path):

@@ -8,6 +8,7 @@ import torch
 from ppo_lightning.errors import UpdateError
 from ppo_lightning.metrics import IterationStats, metric_specs
 from ppo_lightning.modules.guards import (
+    MEAN_TOLERANCE,
     TOLERANCE,
     SamplerCheck,
     SelfCheck,
@@ -19,9 +20,18 @@ from ppo_lightning.modules.guards import (
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_what_rounding_explains_passes_and_more_does_not(dtype):
     check, bound = SelfCheck("error"), TOLERANCE[dtype]
-    check(torch.tensor(0.99 * bound), dtype)
-    with pytest.raises(UpdateError, match=f"rounding in {dtype}"):
-        check(torch.tensor(1.01 * bound), dtype)
+    check(0.99 * bound, 0.0, dtype)
+    with pytest.raises(UpdateError, match=rf"\|log ratio\| reaches .* rounding in {dtype}"):
+        check(1.01 * bound, 0.0, dtype)
+
+
+@pytest.mark.parametrize("dtype", MEAN_TOLERANCE, ids=str)
+def test_where_one_token_says_little_the_mean_decides(dtype):
+    check, bound = SelfCheck("error"), MEAN_TOLERANCE[dtype]
+    assert bound < TOLERANCE[dtype] / 10
+    check(0.2, 0.99 * bound, dtype)
+    with pytest.raises(UpdateError, match=f"in the mean, rounding in {dtype}"):
+        check(0.2, 1.01 * bound, dtype)
 
 
 def test_coarser_dtypes_are_given_more():
@@ -37,16 +47,16 @@ def test_the_metric_is_healthy_up_to_the_bound_of_bfloat16():
 
 def test_warn_warns_and_off_is_silent():
     with pytest.warns(UserWarning, match="ratio is not 1 before the first update"):
-        SelfCheck("warn")(torch.tensor(1.0), torch.float32)
+        SelfCheck("warn")(1.0, 0.5, torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SelfCheck("off")(torch.tensor(1.0), torch.float32)
+        SelfCheck("off")(1.0, 0.5, torch.float32)
 
 
 def test_nan_is_left_to_the_guard_on_steps():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SelfCheck("error")(torch.tensor(torch.nan), torch.float32)
+        SelfCheck("error")(torch.nan, torch.nan, torch.float32)
 
 
 @pytest.mark.parametrize(

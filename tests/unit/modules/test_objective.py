@@ -88,6 +88,7 @@ def by_hand(experience, output, ppo, *, with_kl=False):
             "clip_active": active,
             "dual_clipped": dual,
             "ratio_clamped": beyond,
+            "log_ratio_abs": abs(t["logprobs"] - t["old_logprobs"]),
             "tokens": 1,
             "value_loss": value,
             "value_clipped": value_clipped,

@@ -67,7 +67,7 @@ def collected():
 @pytest.fixture(scope="module")
 def stats():
     ledger = IterationLedger(("a", "b"))
-    ledger.add_rollout(collected(), KL_COEF, {"a": 1.0, "b": 0.5})
+    ledger.add_rollout(collected(), KL_COEF)
     return ledger.rollout_stats()
 
 
@@ -141,8 +141,9 @@ def test_a_watched_components_missing_scores_are_left_out_of_its_mean():
     found = collected()
     components = dict(found.result.components) | {"b": torch.tensor([NAN, 4.0, 1, 8, 6, 2])}
     ledger = IterationLedger(("a", "b"))
-    watched = replace(found, result=replace(found.result, components=components))
-    ledger.add_rollout(watched, KL_COEF, {"a": 1.0, "b": 0.0})
+    weights = {"a": 1.0, "b": 0.0}
+    result = replace(found.result, components=components, weights=weights)
+    ledger.add_rollout(replace(found, result=result), KL_COEF)
     b = ledger.rollout_stats()["components"]["b"]
     assert (b.raw, b.weighted) == (4.0, 0.0)
 
@@ -158,7 +159,7 @@ def test_a_buffer_whose_responses_are_all_dropped_is_no_error():
     nothing = torch.zeros_like(found.shaped.mask)
     found = replace(found, kept=nothing.any(1), shaped=replace(found.shaped, mask=nothing))
     ledger = IterationLedger(("a", "b"))
-    ledger.add_rollout(found, KL_COEF, {"a": 1.0, "b": 0.5})
+    ledger.add_rollout(found, KL_COEF)
     stats = ledger.rollout_stats()
     assert stats["score_mean"] is None
     assert stats["dropped_responses"] == 6
