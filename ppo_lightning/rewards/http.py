@@ -1,0 +1,409 @@
+"""A reward that a server gives."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+import torch
+
+from ppo_lightning.configs.checks import require, require_at_least, require_positive
+from ppo_lightning.errors import ConfigError, RewardError, unknown_key_message
+from ppo_lightning.rewards.base import Reward
+from ppo_lightning.rewards.contract import (
+    FIELDS,
+    VERSION,
+    NoNumber,
+    SentField,
+    encode_request,
+)
+from ppo_lightning.rewards.http_client import (
+    ClientSettings,
+    Outcome,
+    Request,
+    ScoreClient,
+    Trouble,
+    without_secrets,
+)
+from ppo_lightning.rewards.texts import quoted
+from ppo_lightning.types import Completions
+
+log = logging.getLogger(__name__)
+
+_COLUMNS: dict[SentField, str] = {
+    "prompt": "prompts",
+    "messages": "messages",
+    "response": "responses",
+    "truncated": "truncated",
+    "prompt_ids": "prompt_ids",
+    "response_ids": "response_ids",
+}
+_LEAVE_OUT = (
+    "To leave such responses out, set `on_failure: missing` here and "
+    "`on_nonfinite: drop` in `reward_processing`."
+)
+
+
+class HTTPReward(Reward):
+    """Asks a server for scores, such as ``ppo-lightning serve-reward``.
+
+    The contract (version 1) is a POST of ``{"version": 1, "items": [{"prompt", "messages",
+    "response", "truncated"}]}``, answered by ``{"scores": [0.5]}``: a number for each item, in
+    their order. Null, text, booleans and NaN are no scores. Redirects are not followed. Every
+    process of a run asks for its own share.
+
+    Args:
+        url: Page that scores; ``/score`` where it names none. Without user and password.
+        timeout: Seconds that one request may take, from its start to the last byte of the answer.
+        connect_timeout: Seconds of it that connecting may take.
+        retries: Further tries of a request that found no server, got no answer in time, or one of
+            ``retry_on``.
+        backoff: Seconds before the first retry, doubled with each, half of it drawn at random.
+        max_backoff: Most seconds before a retry, whatever the server's ``Retry-After`` says.
+        retry_on: Statuses that another try may mend: 429 and those from 500 on.
+        batch_size: Responses in one request.
+        concurrency: Requests on their way at once.
+        fields: What is sent of each response; the ids only on request, as they are many.
+        send_metadata: Fields of the prompt's record to send; true sends all that JSON can hold.
+        token_env: Environment variable with a bearer token; null sends none.
+        on_failure: What the run does without a score: end with an ``error``, or take it as
+            ``missing``, which ``reward_processing.on_nonfinite: drop`` leaves out and counts. A
+            page that is not there or a token that is refused is an error always.
+        health: Page of the server that says whether it is ready, asked at the start; null for none.
+        startup_timeout: Seconds to wait until it is.
+        trust_env: Use the proxies and certificates that environment variables name; a server on
+            this machine is asked directly in any case.
+        max_reply_bytes: Longest answer that is read.
+    """
+
+    _client: ScoreClient | None
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = 60.0,
+        connect_timeout: float = 5.0,
+        retries: int = 3,
+        backoff: float = 0.5,
+        max_backoff: float = 30.0,
+        retry_on: Sequence[int] = (429, 502, 503, 504),
+        batch_size: int = 16,
+        concurrency: int = 8,
+        fields: Sequence[SentField] = ("prompt", "messages", "response", "truncated"),
+        send_metadata: bool | list[str] = False,
+        token_env: str | None = None,
+        on_failure: Literal["error", "missing"] = "error",
+        health: str | None = "/health",
+        startup_timeout: float = 60.0,
+        trust_env: bool = True,
+        max_reply_bytes: int = 1_000_000,
+    ) -> None:
+        self.url = _checked_url(url)
+        _check_numbers(locals())
+        _check_choices(retry_on, fields, health, on_failure)
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        self.retries = retries
+        self.backoff = backoff
+        self.max_backoff = max_backoff
+        self.retry_on = tuple(retry_on)
+        self.batch_size = batch_size
+        self.concurrency = concurrency
+        self.fields = tuple(fields)
+        self.send_metadata = send_metadata
+        self.token_env = token_env
+        self.on_failure = on_failure
+        self.health = health
+        self.startup_timeout = startup_timeout
+        self.trust_env = trust_env
+        self.max_reply_bytes = max_reply_bytes
+        self._begin()
+
+    def setup(self, device: torch.device) -> None:
+        """Read the token, and wait until the server says that it is ready.
+
+        Raises:
+            ConfigError: httpx is missing, or the variable with the token is.
+            RewardError: The server is not ready in time, or refuses.
+        """
+        if self._mine() is None:
+            self._greet(self._opened())
+
+    def fingerprint(self) -> str:
+        """Digest of the server's model, where it told one; ``""`` before ``setup``."""
+        return self._fingerprint
+
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        client, self._client, self._fingerprint = self._mine(), None, ""
+        if client is not None:
+            client.close()
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score each response; NaN where there is no score and ``on_failure`` is ``missing``.
+
+        Raises:
+            RewardError: There is no score: names the server, the sample, and what was received.
+        """
+        client, requests = self._opened(), self._requests(completions)
+        outcomes = client.ask(requests, stop_at_trouble=self.on_failure == "error")
+        return self._scores(requests, outcomes, completions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave connections out, which no copy can share."""
+        return {k: v for k, v in self.__dict__.items() if k not in _OF_THIS_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin without connections."""
+        self.__dict__.update(state)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._client, self._fingerprint = None, ""
+        self._opened_by = 0
+        self._inherited: list[ScoreClient] = []
+        self._opening = threading.Lock()  # several threads may ask
+
+    # ------------------------------------------------------------------ the connection
+
+    def _mine(self) -> ScoreClient | None:
+        """Return the client, unless it is that of the process that this one was forked from."""
+        if self._client is not None and self._opened_by != os.getpid():
+            # Its thread does not run here, and its sockets are the parent's: never touched, never
+            # collected.
+            self._inherited.append(self._client)
+            self._client = None
+        return self._client
+
+    def _opened(self) -> ScoreClient:
+        """Return the client of this process, made if need be."""
+        with self._opening:
+            client = self._mine()
+            if client is None:
+                client = self._client = ScoreClient(self._settings())
+                self._opened_by = os.getpid()
+            return client
+
+    def _settings(self) -> ClientSettings:
+        return ClientSettings(
+            url=self.url,
+            timeout=self.timeout,
+            connect_timeout=self.connect_timeout,
+            retries=self.retries,
+            backoff=self.backoff,
+            max_backoff=self.max_backoff,
+            concurrency=self.concurrency,
+            retry_on=self.retry_on,
+            trust_env=self.trust_env,
+            max_reply_bytes=self.max_reply_bytes,
+            token=self._token(),
+        )
+
+    def _token(self) -> str | None:
+        if self.token_env is None:
+            return None
+        token = os.environ.get(self.token_env, "").strip()
+        if not token:
+            raise ConfigError(
+                f"`token_env`: the environment variable `{self.token_env}` is not set or empty. "
+                "It must hold the server's bearer token."
+            )
+        if not (token.isascii() and token.isprintable() and " " not in token):
+            raise ConfigError(
+                f"`token_env`: what the environment variable `{self.token_env}` holds can be no "
+                "bearer token: it has spaces, line breaks or letters beyond ASCII."
+            )
+        return token
+
+    def _greet(self, client: ScoreClient) -> None:
+        if self.health is None:
+            return
+        try:
+            said = client.health(self.health, within=self.startup_timeout)
+            if said.get("version", VERSION) != VERSION:
+                raise Trouble(
+                    f"speaks version {said['version']!r:.20} of the contract",
+                    f"This client speaks version {VERSION}: install matching releases.",
+                )
+        except Trouble as trouble:
+            self.close()
+            raise self._error(trouble.what, trouble.remedy) from trouble
+        except BaseException:
+            self.close()
+            raise
+        self._fingerprint = str(said.get("fingerprint") or "")
+
+    # ------------------------------------------------------------------ one batch
+
+    def _requests(self, completions: Completions) -> list[Request]:
+        items = [self._item(completions, i) for i in range(len(completions))]
+        starts = range(0, len(items), self.batch_size)
+        parts = [items[start : start + self.batch_size] for start in starts]
+        return [
+            Request(body=encode_request(part), count=len(part), start=start)
+            for start, part in zip(starts, parts, strict=True)
+        ]
+
+    def _item(self, completions: Completions, i: int) -> dict[str, Any]:
+        item: dict[str, Any] = {
+            field: _plain(getattr(completions, _COLUMNS[field])[i]) for field in self.fields
+        }
+        record = completions.metadata[i]
+        if self.send_metadata is True:
+            item["metadata"] = {str(k): v for k, v in record.items() if _has_a_form(v)}
+        elif self.send_metadata:
+            item["metadata"] = {
+                key: self._wanted(completions, i, key) for key in self.send_metadata
+            }
+        return item
+
+    def _wanted(self, completions: Completions, i: int, key: str) -> Any:
+        record = completions.metadata[i]
+        if key not in record:
+            problem = unknown_key_message(key, map(str, record), "the prompt's record")
+        elif not _has_a_form(record[key]):
+            problem = f"`{key}` of the prompt's record has no form in JSON."
+        else:
+            return record[key]
+        raise RewardError(f"`send_metadata`: {problem} {quoted(completions, i)}", sample=i)
+
+    def _scores(
+        self,
+        requests: Sequence[Request],
+        outcomes: Sequence[Outcome | None],
+        completions: Completions,
+    ) -> list[float]:
+        scores: list[float] = []
+        problems: list[RewardError] = []
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if outcome is None:
+                scores += [math.nan] * request.count
+                continue
+            if isinstance(outcome, Trouble):
+                told = (outcome.what, outcome.remedy, completions, request.start)
+                if outcome.permanent:
+                    raise self._error(*told, avoidable=False) from outcome
+                problems.append(self._error(*told))
+                scores += [math.nan] * request.count
+                continue
+            for i, entry in enumerate(outcome, start=request.start):
+                if isinstance(entry, NoNumber):
+                    what = f"answered {entry.shown} where a number belongs"
+                    problems.append(self._error(what, "Mend the server.", completions, i))
+                scores.append(math.nan if isinstance(entry, NoNumber) else entry)
+        self._report(problems, scores)
+        return scores
+
+    def _report(self, problems: Sequence[RewardError], scores: Sequence[float]) -> None:
+        """Raise or log what went wrong."""
+        if problems and self.on_failure == "error":
+            raise problems[0]
+        if problems:
+            missing = sum(map(math.isnan, scores))
+            log.warning(
+                "%d of %d responses have no score. The first, sample %d: %s",
+                missing,
+                len(scores),
+                problems[0].sample,
+                problems[0].args[0],
+            )
+
+    def _error(
+        self,
+        what: str,
+        remedy: str,
+        completions: Completions | None = None,
+        sample: int | None = None,
+        *,
+        avoidable: bool = True,
+    ) -> RewardError:
+        parts = [f"the reward server `{without_secrets(self.url)}` {what}."]
+        if completions is not None and sample is not None:
+            parts.append(quoted(completions, sample))
+        parts.append(remedy)
+        if completions is not None and self.on_failure == "error" and avoidable:
+            parts.append(_LEAVE_OUT)
+        return RewardError(" ".join(part for part in parts if part), sample=sample)
+
+
+_OF_THIS_PROCESS = ("_client", "_fingerprint", "_opened_by", "_inherited", "_opening")
+_LOWEST = {
+    "retries": 0,
+    "backoff": 0,
+    "startup_timeout": 0,
+    "batch_size": 1,
+    "concurrency": 1,
+    "max_reply_bytes": 1,
+}
+
+
+def _checked_url(url: str) -> str:
+    """Return the URL with a path; the message about a wrong one must not tell its secrets."""
+    try:
+        parts = urlsplit(url.strip())
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"`url` must be like `http://127.0.0.1:8000/score`, got "
+            f"{without_secrets(url.rpartition('@')[2])!r}."
+        )
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"`url` must not hold user and password ({without_secrets(url)}): a config is kept and "
+            "shown. Give a token in an environment variable, named by `token_env`."
+        )
+    path = parts.path if parts.path.strip("/") else "/score"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    for name in ("timeout", "connect_timeout", "max_backoff"):
+        require_positive(name, given[name])
+    for name, low in _LOWEST.items():
+        require_at_least(name, given[name], low)
+
+
+def _check_choices(
+    retry_on: Sequence[int], fields: Sequence[str], health: str | None, on_failure: str
+) -> None:
+    never = [status for status in retry_on if status != 429 and not 500 <= status <= 599]
+    require(
+        not never,
+        f"`retry_on` may name 429 and 500 to 599, got {never}: the same request is as wrong when "
+        "it is sent again.",
+    )
+    unknown = [name for name in fields if name not in FIELDS]
+    require(not unknown, f"`fields` must be some of {', '.join(FIELDS)}, got {unknown}.")
+    require("response" in fields, f"`fields` must name `response`, got {list(fields)}.")
+    require(
+        health is None or health.startswith("/"),
+        f"`health` must be a page on the server of `url`, such as `/health`, got {health!r}.",
+    )
+    require(
+        on_failure in ("error", "missing"),
+        f"`on_failure` must be one of error, missing, got {on_failure!r}.",
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a field as JSON has it."""
+    if isinstance(value, str | bool) or value is None:
+        return value
+    return [dict(one) if isinstance(one, Mapping) else int(one) for one in value]
+
+
+def _has_a_form(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
