@@ -110,6 +110,50 @@ def adapted_ent_coef(
     return _clip(ent_coef + rate * _clip(1 - entropy / target, -1, 1), low, high)
 
 
+class Multiplier(NamedTuple):
+    """A Lagrange multiplier between two iterations."""
+
+    gathered: float
+    """What violations have added up to: the dual variable."""
+    value: float
+    """λ in force, with what the last violation adds at once."""
+
+
+def adapted_multiplier(
+    multiplier: Multiplier, violation: float, *, rate: float, damping: float, largest: float
+) -> Multiplier:
+    """Move a Lagrange multiplier one step up its dual problem.
+
+    ``g = clip(g + rate · violation, 0, largest)``: gradient ascent on the dual, projected. The
+    projection keeps nothing in store: a multiplier that a long violation has driven to its largest
+    value falls with the first iteration that is within the bound. Alone it swings, as it goes on
+    rising until the policy is back at the bound; ``λ = clip(g + damping · violation, 0, largest)``
+    leads it by a quarter of a swing (the integral and the proportional part of a controller).
+
+    Args:
+        multiplier: Of the iteration that was measured.
+        violation: Mean cost less its bound (or the bound less the mean, where it is a lower one);
+            above 0 where it is broken. Where it is not finite nothing moves.
+        rate: Step for each unit of violation, above 0.
+        damping: Lead for each unit of violation; 0 for none.
+        largest: Bound of both.
+
+    Returns:
+        That of the next iteration, in [0, largest].
+
+    Raises:
+        ValueError: ``rate`` is not positive.
+
+    Source:
+        Tessler et al. 2018, arXiv:1805.11074, eq. 8; Stooke et al. 2020, arXiv:2007.03964, alg. 2.
+    """
+    _require_positive("rate", rate)
+    if not math.isfinite(violation):
+        return multiplier
+    gathered = _clip(multiplier.gathered + rate * violation, 0.0, largest)
+    return Multiplier(gathered, _clip(gathered + damping * violation, 0.0, largest))
+
+
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Least-squares slope of ``y`` over ``x``.
 

@@ -124,3 +124,21 @@ def at_last_token(per_row: Tensor, mask: Tensor) -> Tensor:
     places = torch.arange(mask.shape[-1], device=mask.device)
     is_last = places == last_index(mask).unsqueeze(-1)
     return torch.where(is_last, per_row.unsqueeze(-1), 0)
+
+
+def spread_over(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Lay the numbers of each row's valid tokens out at those tokens.
+
+    Args:
+        tokens: A number for each valid token of a row, in their order, then padding. ``[B, T]``
+            float; T is the most valid tokens in a row, or more.
+        mask: Valid tokens; holes are allowed. ``[B, R]`` bool.
+
+    Returns:
+        ``[B, R]``, 0 outside the mask.
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    found = tokens.new_zeros(mask.shape)
+    # Both selections go row by row and from left to right.
+    found[mask] = tokens[places < mask.sum(1, keepdim=True)]
+    return found

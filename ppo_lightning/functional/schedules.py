@@ -1,4 +1,4 @@
-"""Learning-rate factors as a function of the step."""
+"""Learning-rate factors and other coefficients as a function of the step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 Schedule = Literal["constant", "linear", "cosine"]
+Ramp = Literal["linear", "cosine", "step"]
 
 
 def lr_factor(
@@ -48,3 +49,30 @@ def lr_factor(
     if schedule == "cosine":
         left = (1 - math.cos(math.pi * left)) / 2
     return min_ratio + (1 - min_ratio) * left
+
+
+def ramp(
+    step: int, *, start: float, end: float, length: int, delay: int = 0, kind: Ramp = "linear"
+) -> float:
+    """Compute a coefficient on its way from one value to another.
+
+    Args:
+        step: From 0.
+        start: Value up to step ``delay``, exactly.
+        end: Value from step ``delay + length`` on, exactly.
+        length: Steps between the two, at least 1.
+        delay: Steps before the way begins.
+        kind: ``linear``, ``cosine`` (half a wave, level at both ends), or ``step`` (``start`` up to
+            the end of the way, and ``end`` at once).
+
+    Raises:
+        ValueError: ``kind`` is unknown.
+    """
+    if kind not in ("linear", "cosine", "step"):
+        raise ValueError(f"`kind` must be one of linear, cosine, step, got {kind!r}.")
+    share = min(max((step - delay) / length, 0.0), 1.0)
+    if kind == "cosine":
+        share = (1 - math.cos(math.pi * share)) / 2
+    elif kind == "step":
+        share = float(share == 1)
+    return (1 - share) * start + share * end

@@ -5,6 +5,7 @@ And how sure a mean is.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -135,6 +136,29 @@ def distinct_openings(responses: Sequence[Ids], n: int = 4) -> float:
     """
     openings = _openings(responses, n)
     return len(openings) / openings.total() if openings else 0.0
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Compute Pearson's correlation of pairs of numbers.
+
+    Args:
+        x: Of each pair.
+        y: Of each pair; as many.
+
+    Returns:
+        From -1 to 1; nan where either is constant, or there is no pair.
+
+    Raises:
+        ValueError: The two differ in length.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"`x` and `y` must be of one length, got {len(x)} and {len(y)}.")
+    if not x or min(x) == max(x) or min(y) == max(y):
+        return math.nan
+    table = torch.tensor([x, y], dtype=torch.float64)
+    centred = table - table.mean(1, keepdim=True)
+    unit = centred / centred.norm(dim=1, keepdim=True)
+    return float((unit[0] @ unit[1]).clamp(-1, 1))
 
 
 def bootstrap_interval(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
 from ppo_lightning.distributed import all_reduce_sum
-from ppo_lightning.functional import in_flat_group
+from ppo_lightning.functional import in_flat_group, spread_over
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.decision import Limits
 from ppo_lightning.rewards import RewardPipeline, RewardResult
@@ -114,20 +114,20 @@ class Collection:
             rollout = self._sample(prompts, policy_version)
         with self.stage("reward"):
             completions = completions_of(rollout, self.tokenizer)
-            result = self.rewards(completions, groups=prompts.groups, reduce=all_reduce_sum)
-        shared: Any = {"ppo": self.ppo, "kl": self.kl, "reduce": all_reduce_sum}
+            result = self.rewards(
+                completions, groups=prompts.groups, reduce=all_reduce_sum, iteration=iteration
+            )
         with self.stage("scoring"):
             networks, finite = finite_scores(self._network_scores(rollout))
             kept = finite & _scored(result, rollout)
-            experience, shaped = build_experience(
+            experience, shaped = self._build(
                 rollout,
-                result.scores.to(kept.device),
+                result,
                 networks,
-                used=self._used(kept, rollout, result),
+                kept,
                 kl_coef=kl_coef,
                 num_responses=num_responses,
                 iteration=iteration,
-                **shared,
             )
         return Collected(
             rollout=rollout,
@@ -141,13 +141,33 @@ class Collection:
             returning=_beyond(limits, networks, rollout.response_mask & kept[:, None]),
         )
 
+    def _build(
+        self,
+        rollout: Rollout,
+        result: RewardResult,
+        networks: NetworkScores,
+        kept: Tensor,
+        **numbers: Any,
+    ) -> tuple[Experience, ShapedRollout]:
+        return build_experience(
+            rollout,
+            result.scores.to(kept.device),
+            networks,
+            used=self._used(kept, rollout, result),
+            token_scores=_token_scores(result, rollout),
+            ppo=self.ppo,
+            kl=self.kl,
+            reduce=all_reduce_sum,
+            **numbers,
+        )
+
     def _used(self, kept: Tensor, rollout: Rollout, result: RewardResult) -> Tensor:
         """Responses that the losses count. ``[B]`` bool."""
         used = kept
         if self.rewards.processing.mask_truncated:
             used = used & ~rollout.truncated
         if self.ppo.drop_flat_prompts:
-            scores, groups = result.scores.to(kept.device), rollout.prompts.groups
+            scores, groups = result.totals.to(kept.device), rollout.prompts.groups
             used = used & ~in_flat_group(scores, groups, kept, reduce=all_reduce_sum)
         return used
 
@@ -178,6 +198,14 @@ def _scored(result: RewardResult, rollout: Rollout) -> Tensor:
     """Responses with tokens and a usable score. ``[B]`` bool."""
     written = rollout.response_mask.any(1)
     return ~result.dropped.to(written.device) & written
+
+
+def _token_scores(result: RewardResult, rollout: Rollout) -> Tensor | None:
+    """Rewards per token at the tokens that they belong to. ``[B, R]``."""
+    if result.token_rewards is None:
+        return None
+    mask = rollout.response_mask
+    return spread_over(result.token_rewards.to(mask.device), mask)
 
 
 def _beyond(limits: Limits, networks: NetworkScores, mask: Tensor) -> bool:

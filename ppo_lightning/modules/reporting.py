@@ -24,6 +24,14 @@ from ppo_lightning.modules.collection import Collected
 from ppo_lightning.modules.decision import StepReport
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.passes import Part
+from ppo_lightning.modules.reward_stats import (
+    Share,
+    component_stats,
+    component_sums,
+    component_totals,
+    score_distribution,
+    shares_of,
+)
 from ppo_lightning.modules.stages import STAGES
 from ppo_lightning.types import MiniBatch
 
@@ -74,11 +82,8 @@ class IterationLedger:
 
     def __init__(self, components: tuple[str, ...]) -> None:
         self.components = components
-        named = tuple(
-            f"{kind}:{name}" for name in components for kind in ("raw", "weighted", "said")
-        )
         self.rollout = Sums(
-            (*_PER_RESPONSE, *_PER_TOKEN, *named),
+            (*_PER_RESPONSE, *_PER_TOKEN, *component_sums(components)),
             maxima=("score_max", "length_max", "advantage_abs_max"),
             minima=("score_min",),
         )
@@ -86,6 +91,8 @@ class IterationLedger:
             (*SUMS, *_STEPS), maxima=("ratio_max", "norm_actor_max", "norm_critic_max")
         )
         self.prompts: dict[str, float | None] = {}
+        self.distribution: dict[str, float] = {}
+        self.shares: dict[str, Share] = {}
         self.reset(torch.device("cpu"))
 
     def reset(self, device: torch.device) -> None:
@@ -102,15 +109,12 @@ class IterationLedger:
         self.learning_rates: dict[str, float] = {}
         self._steps: list[tuple[Part, Terms, StepReport]] = []
 
-    def add_rollout(
-        self, collected: Collected, kl_coef: float, weights: Mapping[str, float]
-    ) -> None:
+    def add_rollout(self, collected: Collected, kl_coef: float) -> None:
         """Add the buffer.
 
         Args:
             collected: Buffer and measurements.
             kl_coef: β in the rewards of the buffer.
-            weights: Of the reward components.
         """
         self.policy_version = collected.rollout.policy_version
         self.score_spread = collected.result.spread
@@ -119,15 +123,9 @@ class IterationLedger:
         texts = zip(collected.completions.response_ids, collected.kept.tolist(), strict=True)
         self.rollout.add(**_text_totals([ids for ids, kept in texts if kept]))
         self.rollout.add(**_token_totals(collected))
-        for name, raw in collected.result.components.items():
-            kept = raw.to(collected.kept.device)[collected.kept].double()
-            kept = kept[kept.isfinite()]  # of a component that is only watched some may be missing
-            found: dict[str, Tensor | float] = {
-                "raw": kept.sum(),
-                "weighted": kept.sum() * weights[name],
-                "said": len(kept),
-            }
-            self.rollout.add(**{f"{kind}:{name}": value for kind, value in found.items()})
+        self.distribution = score_distribution(collected)
+        self.shares = shares_of(collected.result)
+        self.rollout.add(**component_totals(collected, self.shares))
         variance = explained_variance(
             collected.experience.old_values,
             collected.experience.returns,
@@ -255,17 +253,12 @@ class IterationLedger:
             "score_spread": self.score_spread,
             "nonfinite_responses": totals["nonfinite"],
             **self.prompts,
+            **self.distribution,
             "components": self._component_stats(totals),
         }
 
     def _component_stats(self, totals: Mapping[str, float]) -> dict[str, ComponentStats]:
-        return {
-            name: ComponentStats(
-                raw=quotient(totals, f"raw:{name}", f"said:{name}"),
-                weighted=quotient(totals, f"weighted:{name}", f"said:{name}"),
-            )
-            for name in self.components
-        }
+        return {n: component_stats(totals, n, self.shares.get(n)) for n in self.components}
 
     def _update_stats(self, batch: MiniBatch, totals: Mapping[str, float]) -> dict[str, Any]:
         """Fields of ``IterationStats`` about the update, over all ranks."""
@@ -312,7 +305,7 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
     device = rollout.response_ids.device
     kept = collected.kept
     lengths = rollout.response_mask.sum(1)
-    score, raw = result.scores.to(device).double(), result.raw.to(device).double()
+    score, raw = result.totals.to(device).double(), result.raw.to(device).double()
     networks = collected.networks
     log_ratio = (networks.logprobs - networks.ref_logprobs).double().sum(1)
     penalty = kl_coef * networks.kl.double().sum(1)

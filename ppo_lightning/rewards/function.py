@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ppo_lightning.configs.checks import require_positive
 from ppo_lightning.errors import ConfigError, RewardError, nearest
 from ppo_lightning.rewards.arguments import (
     bind_arguments,
@@ -17,7 +19,8 @@ from ppo_lightning.rewards.arguments import (
     named_parameters,
     takes_anything,
 )
-from ppo_lightning.rewards.base import Reward
+from ppo_lightning.rewards.base import Reward, TokenRewards
+from ppo_lightning.rewards.deadline import call_within
 from ppo_lightning.rewards.locate import load_function, split_target
 from ppo_lightning.rewards.texts import quoted
 from ppo_lightning.types import Completions
@@ -35,16 +38,27 @@ class FunctionReward(Reward):
       ``response_ids`` (token ids), ``truncated``, ``metadata`` (the prompt's record);
     - any field of the prompts' records, by its own name.
 
-    It returns one number for each response. Example: ``def short(responses, answer, scale=1.0)``.
+    It returns one number for each response, or ``TokenRewards``. Example:
+    ``def short(responses, answer, scale=1.0)``.
 
     Args:
         function: ``package.module:name``, ``package.module.name`` or ``path/to/file.py:name``.
         arguments: Further arguments, by name; ``1e-6`` and the like reach it as numbers.
+        timeout: Seconds after which a call ends the run with an error, for functions that wait for
+            something. They are called in a thread of their own then, which nobody can stop: it
+            goes on until the process ends. Null waits for ever.
     """
 
-    def __init__(self, function: str, arguments: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        function: str,
+        arguments: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
         split_target(function)
+        require_positive("timeout", timeout)
         self.function = function
+        self.timeout = timeout
         self.arguments = dict(arguments or {})
         taken = [name for name in self.arguments if name in _COLUMNS]
         if taken:
@@ -63,20 +77,23 @@ class FunctionReward(Reward):
             self._bound = bind_arguments(function, self.arguments)
             self._call = function
 
-    def __call__(self, completions: Completions) -> Tensor | Sequence[float]:
+    def __call__(self, completions: Completions) -> Tensor | Sequence[float] | TokenRewards:
         """Return what the function returns.
 
         Raises:
             RewardError: The function asks for something that neither the rollout, the records nor
-                ``arguments`` have.
+                ``arguments`` have, or takes longer than ``timeout``.
         """
         if self._call is None:
             self.setup(torch.device("cpu"))
         assert self._call is not None
-        answer: Tensor | Sequence[float] = self._call(
-            **self._columns(self._call, completions), **self._bound
+        call: Callable[[], Tensor | Sequence[float] | TokenRewards] = partial(
+            self._call, **self._columns(self._call, completions), **self._bound
         )
-        return answer
+        if self.timeout is None:
+            return call()
+        name = f"`{function_name(self._call)}` ({len(completions)} responses)"
+        return call_within(call, seconds=self.timeout, name=name)
 
     def _columns(self, function: Callable[..., Any], completions: Completions) -> dict[str, Any]:
         """Return the columns that the function has parameters for."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from ppo_lightning.configs.checks import require, require_positive
+from ppo_lightning.configs.checks import require, require_at_least, require_positive
 from ppo_lightning.functional import repeated_ngram_fraction
-from ppo_lightning.rewards.base import Reward
+from ppo_lightning.rewards.base import Reward, TokenRewards
 from ppo_lightning.rewards.texts import field_column
 from ppo_lightning.types import Completions
 
@@ -125,6 +126,52 @@ class TargetLengthReward(Reward):
         return [-abs(length - self.target_tokens) / self.scale for length in lengths]
 
 
+class ResponseLength(Reward):
+    """The length itself, in tokens: to be watched, or held at a bound by a ``constraint``."""
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score each response."""
+        return [float(len(ids)) for ids in completions.response_ids]
+
+
+class LengthPenalty(Reward):
+    """0 up to a free length, then down in a straight line to -1 at a full length, and no lower.
+
+    Args:
+        free_tokens: Sampled tokens, the end token included, that cost nothing.
+        full_tokens: From this length on the whole penalty is due.
+    """
+
+    def __init__(self, free_tokens: int, full_tokens: int) -> None:
+        require_at_least("free_tokens", free_tokens, 0)
+        require(
+            full_tokens > free_tokens,
+            f"`full_tokens` must exceed `free_tokens` ({free_tokens}), got {full_tokens}.",
+        )
+        self.free_tokens = free_tokens
+        self.full_tokens = full_tokens
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score each response."""
+        return [-self._share(len(ids)) for ids in completions.response_ids]
+
+    def _share(self, length: int) -> float:
+        share = (length - self.free_tokens) / (self.full_tokens - self.free_tokens)
+        return min(max(share, 0.0), 1.0)
+
+
+class MissingEosPenalty(Reward):
+    """-1 for a response that met the length limit without an end token, 0 for the others.
+
+    As a component it is weighted, logged, and can be held at a bound;
+    ``reward_processing.missing_eos_penalty`` is the same without these.
+    """
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score each response."""
+        return [-float(cut) for cut in completions.truncated]
+
+
 class RepetitionPenalty(Reward):
     """Minus the share of the response's n-grams of tokens that it had used before: -1 to 0.
 
@@ -139,6 +186,35 @@ class RepetitionPenalty(Reward):
     def __call__(self, completions: Completions) -> list[float]:
         """Score each response."""
         return [-repeated_ngram_fraction(ids, self.n) for ids in completions.response_ids]
+
+
+class TokenRepetitionPenalty(Reward):
+    """-1 at each token that ends an n-gram which the response has used before; per token.
+
+    PPO is told which tokens repeat, where ``RepetitionPenalty`` says at the end how many did. Not a
+    share: a response that repeats for twice as long pays twice as much.
+
+    Args:
+        n: Tokens in an n-gram.
+    """
+
+    def __init__(self, n: int = 3) -> None:
+        require_at_least("n", n, 1)
+        self.n = n
+
+    def __call__(self, completions: Completions) -> TokenRewards:
+        """Score each token."""
+        return TokenRewards([self._row(ids) for ids in completions.response_ids])
+
+    def _row(self, ids: Sequence[int]) -> list[float]:
+        seen: set[tuple[int, ...]] = set()
+        row = []
+        for end in range(1, len(ids) + 1):
+            ngram = tuple(ids[max(end - self.n, 0) : end])
+            row.append(-float(ngram in seen))
+            if len(ngram) == self.n:  # the first tokens have none yet
+                seen.add(ngram)
+        return row
 
 
 def compiled(pattern: str) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""The door through which every component's answer passes: one finite number a response."""
+"""The door through which every component's answer passes: finite numbers, as many as expected."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +14,32 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.errors import ConfigError, RewardError
-from ppo_lightning.rewards.base import Reward
+from ppo_lightning.rewards.base import Reward, TokenRewards
 from ppo_lightning.rewards.texts import quoted
 from ppo_lightning.types import Completions
 
 OnNonfinite = Literal["error", "drop"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a component said of B responses.
+
+    Args:
+        scores: One number a response; of rewards per token their sum. NaN where it said nothing
+            usable. ``[B]`` float32.
+        tokens: Rewards per token, 0 after a response's last one and where ``scores`` is NaN; None
+            from a component that scores whole responses. T is the longest response's tokens.
+            ``[B, T]`` float32.
+    """
+
+    scores: Tensor
+    tokens: Tensor | None = None
+
+    def to(self, device: torch.device) -> Judgement:
+        """Move it."""
+        tokens = None if self.tokens is None else self.tokens.to(device)
+        return Judgement(self.scores.to(device), tokens)
 
 
 def scores_of(
@@ -27,10 +49,26 @@ def scores_of(
     *,
     on_nonfinite: OnNonfinite = "error",
 ) -> Tensor:
+    """Ask a component for one number a response; see ``judged``.
+
+    Returns:
+        ``[B]`` float32 on the CPU, without gradient.
+    """
+    return judged(component, name, completions, on_nonfinite=on_nonfinite).scores
+
+
+def judged(
+    component: Reward,
+    name: str,
+    completions: Completions,
+    *,
+    on_nonfinite: OnNonfinite = "error",
+) -> Judgement:
     """Ask a component and check its answer. No responses, no question: the result is empty.
 
-    A list, tuple, array or tensor of B numbers is an answer, also as ``[B, 1]``. A single
-    number, a dict, a generator or another count never is, whatever ``on_nonfinite`` says.
+    A list, tuple, array or tensor of B numbers is an answer, also as ``[B, 1]``, and so are
+    ``TokenRewards`` of B rows. A single number, a dict, a generator or another count never is,
+    whatever ``on_nonfinite`` says.
 
     Args:
         component: Whom to ask.
@@ -40,7 +78,7 @@ def scores_of(
             comes back as NaN (``drop``).
 
     Returns:
-        ``[B]`` float32 on the CPU, without gradient.
+        On the CPU, without gradient.
 
     Raises:
         RewardError: The component failed, or its answer is no such thing; names the component,
@@ -48,16 +86,23 @@ def scores_of(
     """
     count = len(completions)
     if count == 0:
-        return torch.zeros(0)
+        return Judgement(torch.zeros(0))
     with blamed_on(name):
         answer = _ask(component, completions)
-        values = _entries(answer, count)
-        numbers = [_number(value, i) for i, value in enumerate(values)]
-        scores = torch.tensor(numbers, dtype=torch.float64).float()
+        if isinstance(answer, TokenRewards):
+            tokens = _token_table(answer, completions)
+            values: list[Any] = [_first_bad(row) for row in tokens]
+            scores = tokens.sum(1).float()
+        else:
+            tokens, values = None, _entries(answer, count)
+            numbers = [_number(value, i) for i, value in enumerate(values)]
+            scores = torch.tensor(numbers, dtype=torch.float64).float()
         finite = scores.isfinite()
         if on_nonfinite == "error" and not finite.all():
             raise _nonfinite(values, finite, completions)
-    return scores.masked_fill(~finite, math.nan)
+    if tokens is not None:
+        tokens = tokens.float().masked_fill(~finite[:, None], 0)
+    return Judgement(scores.masked_fill(~finite, math.nan), tokens)
 
 
 @contextmanager
@@ -98,6 +143,40 @@ def _entries(answer: Any, count: int) -> list[Any]:
             raise RewardError(f"{expected} {len(answer)}.")
         return list(answer)
     raise RewardError(f"{expected} {_kind(answer)}. Return a list of numbers in their order.")
+
+
+def _token_table(answer: TokenRewards, completions: Completions) -> Tensor:
+    """Pad rewards per token to the longest response: ``[B, T]`` float64."""
+    rows = answer.rows
+    expected = f"expected rewards per token for {len(completions)} responses, received"
+    if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__len__"):
+        raise RewardError(f"{expected} {_kind(rows)}.")
+    if len(rows) != len(completions):
+        raise RewardError(f"{expected} {len(rows)}.")
+    lengths = [len(ids) for ids in completions.response_ids]
+    table = torch.zeros(len(rows), max(lengths), dtype=torch.float64)
+    for sample, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        values = row.tolist() if isinstance(row, Tensor | np.ndarray) else row
+        if not isinstance(values, Sequence) or len(values) != length:
+            raise _wrong_length(values, length, sample, completions)
+        numbers = [_number(value, sample) for value in values]
+        table[sample, :length] = torch.tensor(numbers, dtype=torch.float64)
+    return table
+
+
+def _wrong_length(values: Any, length: int, sample: int, completions: Completions) -> RewardError:
+    found = str(len(values)) if isinstance(values, Sequence) else _kind(values)
+    return RewardError(
+        f"expected {length} rewards, one for each token of the response (`response_ids`, the end "
+        f"token included), received {found}. {quoted(completions, sample)}",
+        sample=sample,
+    )
+
+
+def _first_bad(row: Tensor) -> float:
+    """The first number that is not finite; or the sum, which is too large then or quite right."""
+    bad = row[~row.isfinite()]
+    return float(bad[0] if len(bad) else row.sum())
 
 
 def _kind(answer: Any) -> str:

@@ -7,7 +7,6 @@ from torch.testing import assert_close
 
 from ppo_lightning.functional import (
     aggregate,
-    lm_loss,
     log_ratio,
     penalty_loss_per_token,
     policy_loss_per_token,
@@ -198,17 +197,6 @@ def test_nothing_valid_gives_zero_with_a_graph(mode: str, counts: dict[str, int]
 def test_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="'token' or 'sequence', got 'mean'"):
         aggregate(row(1), ONE, mode="mean")  # type: ignore[arg-type]
-
-
-def test_lm_loss_shifts_by_one_and_skips_ignored_labels():
-    # Sure of token 1 after token 0; indifferent between 2 tokens after token 1.
-    logits = torch.tensor([[[-50.0, 50.0], [0.0, 0.0], [50.0, -50.0]]])
-    total, count = lm_loss(logits, torch.tensor([[0, 1, 0]]))
-    assert (total.item(), count.item()) == (pytest.approx(math.log(2)), 2)
-    total, count = lm_loss(logits, torch.tensor([[-100, 1, -100]]))
-    assert (total.item(), count.item()) == (pytest.approx(0.0), 1)
-    total, count = lm_loss(logits.bfloat16(), torch.tensor([[0, -100, -100]]))
-    assert (total.item(), count.item(), total.dtype) == (0.0, 0, torch.float32)
 
 
 def test_losses_of_low_precision_are_float32():

@@ -51,6 +51,21 @@ rewards:
     component:
       class_path: ppo_lightning.rewards.FunctionReward
       init_args: {function: "own.py:f", arguments: {scale: 1e-6, deep: {list: [5e-06]}}}
+  - name: server
+    component:
+      class_path: ppo_lightning.rewards.HTTPReward
+      init_args: {url: "http://127.0.0.1:8000/score", retry_on: [500], send_metadata: [answer]}
+  - name: long
+    component:
+      class_path: ppo_lightning.rewards.LengthPenalty
+      init_args: {free_tokens: 8, full_tokens: 16}
+  - {name: cut, component: {class_path: ppo_lightning.rewards.MissingEosPenalty}}
+  - name: tokens
+    component: {class_path: ppo_lightning.rewards.ResponseLength}
+    constraint: {bound: 20, lr: 1e-3}
+  - name: stutter
+    weight: {start: 1, end: 1e-1, iterations: 8}
+    component: {class_path: ppo_lightning.rewards.TokenRepetitionPenalty, init_args: {n: 2}}
 reward_processing: {clip: null, normalize: batch, missing_eos_penalty: 1e-1}
 gold: {class_path: ppo_lightning.rewards.LexiconReward}
 """
@@ -98,7 +113,7 @@ def test_the_parsed_config_can_be_saved_and_read_again(tmp_path):
     cfg, _ = from_yaml(tmp_path, COMPONENTS)
     again, found = from_yaml(tmp_path, parser().dump(cfg, skip_unset=False))
     assert again.rewards == cfg.rewards
-    assert len(found.rewards) == 9
+    assert len(found.rewards) == 14
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@ import pytest
 from ppo_lightning.errors import RewardError
 from ppo_lightning.rewards import (
     ExactAnswerReward,
+    LengthPenalty,
+    MissingEosPenalty,
     RegexReward,
     RepetitionPenalty,
+    ResponseLength,
     TargetLengthReward,
     scores_of,
 )
@@ -96,3 +99,23 @@ def test_repetition_penalty():
 def test_settings_out_of_range(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0, 0.0), (4, 0.0), (5, -0.25), (7, -0.75), (8, -1.0), (99, -1.0)]
+)
+def test_length_costs_nothing_then_in_proportion_then_no_more(length, expected):
+    completions = make_completions(["x"], response_ids=[[1] * length])
+    assert LengthPenalty(free_tokens=4, full_tokens=8)(completions) == [expected]
+
+
+@pytest.mark.parametrize(("free", "full"), [(-1, 4), (4, 4), (5, 4)])
+def test_a_length_penalty_checks_itself(free, full):
+    with pytest.raises(ValueError, match=r"`(free|full)_tokens`"):
+        LengthPenalty(free_tokens=free, full_tokens=full)
+
+
+def test_missing_end_and_length_as_components():
+    completions = make_completions(["", "b"], truncated=[True, False], response_ids=[[], [7, 0]])
+    assert MissingEosPenalty()(completions) == [-1.0, -0.0]
+    assert ResponseLength()(completions) == [0.0, 2.0]
