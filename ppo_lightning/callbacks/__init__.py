@@ -18,7 +18,9 @@ from ppo_lightning.callbacks.rollback import CheckpointRollback
 from ppo_lightning.callbacks.rollback_report import RollbackReport
 from ppo_lightning.callbacks.samples import SampleTexts
 from ppo_lightning.callbacks.value_warmup import ValueWarmup
+from ppo_lightning.modules.export_model import ExportModel
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
+from ppo_lightning.modules.score_report import ScoreReport
 
 __all__ = [
     "ActorEMA",
@@ -30,6 +32,7 @@ __all__ = [
     "CheckpointRollback",
     "DumpBuffers",
     "EntropyTarget",
+    "ExportModel",
     "GoldEarlyStopping",
     "MaxKL",
     "MetricsFile",
@@ -39,6 +42,7 @@ __all__ = [
     "RewardPerKL",
     "RollbackReport",
     "SampleTexts",
+    "ScoreReport",
     "StageProgress",
     "ValueWarmup",
     "changes_of",

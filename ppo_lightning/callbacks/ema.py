@@ -43,6 +43,7 @@ class ActorEMA(pl.Callback):
         self.validate = validate
         self._average: dict[str, Tensor] = {}
         self._own: dict[str, Tensor] = {}  # the actor's, while the average is in its place
+        self._depth = 0  # exports that are under way, one inside the other
 
     @property
     @override
@@ -111,6 +112,18 @@ class ActorEMA(pl.Callback):
     @override
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._swap_out(pl_module)
+
+    def on_export_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Let the average be exported if it is what was validated; called by the module."""
+        self._depth += 1
+        if self._depth == 1:
+            self._swap_in(module)
+
+    def on_export_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Put the actor's own weights back; called by the module."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._swap_out(module)
 
     @override
     def on_exception(

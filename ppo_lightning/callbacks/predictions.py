@@ -66,6 +66,7 @@ def prediction_records(answers: Iterable[Answer]) -> list[dict[str, Any]]:
             "number": answer.number,
             "mode": answer.mode,
             "prompt": answer.prompt,
+            **({} if answer.messages is None else {"messages": list(answer.messages)}),
             "response": answer.response,
             "score": answer.score,
             "rewards": dict(answer.components),

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from typing_extensions import override
 
-from ppo_lightning.metrics import IterationStats
+from ppo_lightning.metrics import IterationStats, StepStats
 
 
 class StageProgress(ProgressBar):
@@ -53,7 +53,8 @@ class StageProgress(ProgressBar):
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._head, self._stage = f"iteration {_count(trainer)}", ""
+        unit = "epoch" if hasattr(pl_module, "steps_done") else "iteration"
+        self._head, self._stage = f"{unit} {_count(trainer)}", ""
         self._begin(int(trainer.num_training_batches))
 
     @override
@@ -109,6 +110,17 @@ class StageProgress(ProgressBar):
     ) -> None:
         """Leave a line about the finished iteration; called by the module."""
         self.print(f"iteration {_count(trainer)}: {', '.join(result_parts(stats))}")
+
+    def on_step_stats(
+        self, trainer: pl.Trainer, module: pl.LightningModule, stats: StepStats
+    ) -> None:
+        """Show a row of a supervised run, and leave a line when an epoch or a validation ends."""
+        parts = ", ".join(step_parts(stats))
+        if stats.val_loss is None:
+            self._result = parts
+            self._show()
+        if stats.val_loss is not None or trainer.is_last_batch:
+            self.print(f"step {stats.step}: {parts}")
 
     # ------------------------------------------------------------------ held-out prompts
 
@@ -214,6 +226,20 @@ def result_parts(stats: IterationStats) -> list[str]:
     if stats.iteration_seconds is not None:
         shown.append(f"{stats.iteration_seconds:.1f} s")
     return shown
+
+
+def step_parts(stats: StepStats) -> list[str]:
+    """Return what is worth a glance in a row of a supervised run."""
+    names = {
+        "train/loss": "loss",
+        "train/accuracy": "accuracy",
+        "val/loss": "held-out loss",
+        "val/perplexity": "perplexity",
+        "val/accuracy": "accuracy",
+        "time/examples_per_second": "examples/s",
+    }
+    logged = stats.to_log()
+    return [f"{names[name]} {_short(logged[name])}" for name in names if name in logged]
 
 
 def _count(trainer: pl.Trainer) -> str:

@@ -78,6 +78,7 @@ def side_by_side(answers: Iterable[Answer], *, iteration: int | None) -> list[di
             either = policy or reference
             row: dict[str, Any] = {} if iteration is None else {"iteration": iteration}
             row |= {"number": number, "mode": mode, "prompt": either.prompt}
+            row |= {} if either.messages is None else {"messages": list(either.messages)}
             rows.append(row | _columns("policy", policy) | _columns("reference", reference))
     return rows
 

@@ -1,18 +1,22 @@
 """What checkpoints hold, how they are written, found again, and made into models."""
 
-from ppo_lightning.checkpointing.export import (
+from ppo_lightning.checkpointing.contents import (
     EMA_STATE,
     CheckpointModels,
-    export_actor,
-    export_critic,
-    load_actor,
-    load_critic,
+    checkpoint_kind,
     read_models,
 )
+from ppo_lightning.checkpointing.export import export_actor, export_critic, export_supervised
 from ppo_lightning.checkpointing.files import remove_leftovers, write_checkpoint
 from ppo_lightning.checkpointing.find import Newest, newest_good, why_not
 from ppo_lightning.checkpointing.reading import read_checkpoint, why_not_lightnings
+from ppo_lightning.checkpointing.rebuild import load_actor, load_critic
 from ppo_lightning.checkpointing.snapshots import Snapshot, SnapshotStore, Storage, copied
+from ppo_lightning.checkpointing.supervised import (
+    SupervisedModels,
+    load_supervised,
+    read_supervised,
+)
 
 __all__ = [
     "EMA_STATE",
@@ -21,14 +25,19 @@ __all__ = [
     "Snapshot",
     "SnapshotStore",
     "Storage",
+    "SupervisedModels",
+    "checkpoint_kind",
     "copied",
     "export_actor",
     "export_critic",
+    "export_supervised",
     "load_actor",
     "load_critic",
+    "load_supervised",
     "newest_good",
     "read_checkpoint",
     "read_models",
+    "read_supervised",
     "remove_leftovers",
     "why_not",
     "why_not_lightnings",

@@ -17,6 +17,8 @@ from ppo_lightning.models import fingerprint
 
 KEY = "ppo_lightning"
 FORMAT_VERSION = 2
+PPO = "ppo"
+"""Kind of the runs whose checkpoints name none."""
 REFERENCE = "`reference.path`"
 """Name of the reference among the models beside the module."""
 
@@ -34,6 +36,7 @@ def pack_checkpoint(
     complete: bool,
     extra: Mapping[str, Any],
     beside: Mapping[str, str],
+    kind: str = PPO,
 ) -> None:
     """Take the frozen weights out and add this project's entry.
 
@@ -44,12 +47,14 @@ def pack_checkpoint(
         extra: Plain containers to keep.
         beside: Fingerprints of the frozen models that are no part of the module, by the name that
             messages use; see ``check_beside``.
+        kind: Of the run: ``ppo``, ``sft`` or ``reward``.
     """
     frozen = frozen_names(module)
     weights = checkpoint["state_dict"]
     checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
+        "kind": kind,
         "complete": complete,
         "fingerprint": fingerprint(module),
         "beside": dict(beside),
@@ -57,7 +62,9 @@ def pack_checkpoint(
     }
 
 
-def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[str, Any]:
+def unpack_checkpoint(
+    checkpoint: dict[str, Any], module: nn.Module, *, kind: str = PPO
+) -> Mapping[str, Any]:
     """Check a checkpoint, and put the running model's frozen weights in for strict loading.
 
     Returns:
@@ -82,6 +89,11 @@ def unpack_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> Mapping[
             f"The checkpoint has format {entry['format_version']}, of an earlier version; this one "
             f"reads {FORMAT_VERSION}. Resume with the version that wrote it, or `ppo-lightning "
             "export` the actor and start a new run from its folder."
+        )
+    if entry.get("kind", PPO) != kind:
+        raise CheckpointError(
+            f"The checkpoint is of a run of another kind ({entry.get('kind', PPO)}, this one is "
+            f"{kind}). To start from its model, export it and name the folder in the config."
         )
     if not entry["complete"]:
         raise CheckpointError(

@@ -20,11 +20,13 @@ class Newest:
     Args:
         path: The newest that a run can be resumed from; None if there is none.
         iterations: How many iterations are behind it.
+        steps: Optimiser steps behind it, of a supervised run; None of another.
         skipped: A line for each newer file that cannot be resumed, with the reason.
     """
 
     path: Path | None = None
     iterations: int = 0
+    steps: int | None = None
     skipped: tuple[str, ...] = ()
 
 
@@ -39,7 +41,8 @@ def newest_good(folders: Iterable[str | os.PathLike[str]]) -> Newest:
         checkpoint, problem = _read(path)
         if problem is None:
             iterations = int(checkpoint["epoch"]) + 1
-            return Newest(path=path, iterations=iterations, skipped=tuple(skipped))
+            steps = checkpoint[KEY].get("steps_done")
+            return Newest(path=path, iterations=iterations, steps=steps, skipped=tuple(skipped))
         skipped.append(f"`{path}` {problem}")
     return Newest(skipped=tuple(skipped))
 

@@ -103,7 +103,7 @@ def with_place(message: str, config: Namespace, files: Sequence[Path] = ()) -> s
 
 def _checked(value: Any, hint: Any, key: str) -> Any:
     """Return a value with the config sections in it built."""
-    if is_section(hint):
+    if is_section(hint) or _is_written_out(value, hint):
         return _built(value, hint, key)
     if isinstance(value, list):
         item = next(iter(get_args(hint)), Any)
@@ -112,6 +112,13 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
         kind = resolve(value["class_path"])
         _checked_arguments(value["init_args"], kind, f"{key}.init_args")
     return value
+
+
+def _is_written_out(value: Any, hint: Any) -> bool:
+    """Whether what may be a section or something plain, such as a number, is the section here."""
+    if not isinstance(value, Namespace) or section_class(hint) is None:
+        return False
+    return "class_path" not in value or is_dataclass(resolve(value["class_path"]))
 
 
 def _built(value: Any, hint: Any, key: str) -> Any:

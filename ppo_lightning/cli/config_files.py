@@ -18,7 +18,7 @@ SCHEME = "ppo-lightning:"
 _PACKAGE = Path(__file__).parents[1]
 _EQUALS = "tag:yaml.org,2002:value"  # a lone `=`
 _TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
-_OPTIONS = ("--config", "-c")
+CONFIG_OPTIONS = ("--config", "-c")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def prepare_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
     """
     prepared, files = list(arguments), []
     for place, prefix, value in _config_values(arguments):
-        if _is_inline(value):
+        if is_inline(value):
             continue
         path = _resolved(value)
         list(read_entries(path))
@@ -136,13 +136,13 @@ def _same(written: str | None, read: str | None) -> bool:
 def _config_values(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """Yield (place, what stands before the value there, value) of every config option."""
     for place, argument in enumerate(arguments):
-        if argument in _OPTIONS and place + 1 < len(arguments):
+        if argument in CONFIG_OPTIONS and place + 1 < len(arguments):
             yield place + 1, "", arguments[place + 1]
         elif argument.startswith("--config="):
             yield place, "--config=", argument.removeprefix("--config=")
 
 
-def _is_inline(value: str) -> bool:
+def is_inline(value: str) -> bool:
     """Whether it is a config itself: jsonargparse takes YAML and JSON in the place of a path."""
     return value.lstrip().startswith("{") or ": " in value or "\n" in value
 

@@ -23,6 +23,7 @@ from ppo_lightning.cli.checks import check_checkpoint, check_section, check_seed
 from ppo_lightning.cli.config_errors import explain, reason
 from ppo_lightning.cli.config_files import prepare_arguments
 from ppo_lightning.cli.file_errors import file_problem
+from ppo_lightning.cli.list_overrides import override_lists
 from ppo_lightning.cli.save_config import KeepConfigs
 from ppo_lightning.cli.tables import scores_table
 from ppo_lightning.errors import ConfigError, ModelError
@@ -251,7 +252,7 @@ def run(arguments: Sequence[str]) -> None:
     # A resumed run has a new folder; the best files of the earlier one stay where they are.
     warnings.filterwarnings("ignore", "The dirpath has changed")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_of_use)
-    PPOLightningCLI(prepared, files)
+    PPOLightningCLI(override_lists(prepared), files)
 
 
 _OF_NO_USE = (

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ppo_lightning import __version__
 from ppo_lightning.cli.file_errors import file_problem
+from ppo_lightning.cli.logs import show_log
 from ppo_lightning.errors import (
     CheckpointError,
     ConfigError,
@@ -35,6 +36,9 @@ TRAINER_COMMANDS = {
 HELPER_COMMANDS = {
     "export": "write a checkpoint's actor or critic as a Hugging Face folder",
     "sample": "answer prompts with a checkpoint or a model, beside the reference",
+    "serve-reward": "score responses for other processes, over HTTP",
+    "check-reward": "score known-good against known-bad answers with any reward",
+    "export-pairs": "write a run's best and most suspicious answers as pairs to be labelled",
 }
 
 EXPECTED_ERRORS = (
@@ -90,6 +94,7 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    show_log()
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
@@ -128,7 +133,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"ppo-lightning {__version__}")
         return 0
     if command in HELPER_COMMANDS:
-        helper: Callable[[list[str]], int] = import_module(f"ppo_lightning.cli.{command}").main
+        module = import_module(f"ppo_lightning.cli.{command.replace('-', '_')}")
+        helper: Callable[[list[str]], int] = module.main
         return helper(arguments[1:])
     known = [*TRAINER_COMMANDS, *HELPER_COMMANDS]
     if not command.startswith("-") and command not in known:
@@ -144,7 +150,7 @@ def _dispatch(arguments: list[str]) -> int:
 def usage() -> str:
     """Return the text of ``ppo-lightning --help``."""
     commands = TRAINER_COMMANDS | HELPER_COMMANDS
-    lines = [f"  {name:<10}{what}" for name, what in commands.items()]
+    lines = [f"  {name:<14}{what}" for name, what in commands.items()]
     return _USAGE.format(commands="\n".join(lines))
 
 

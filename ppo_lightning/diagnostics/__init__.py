@@ -17,6 +17,13 @@ from ppo_lightning.diagnostics.detectors import (
     trimmed,
 )
 from ppo_lightning.diagnostics.illnesses import ILLNESSES, UPDATE_ILLNESSES
+from ppo_lightning.diagnostics.start import (
+    RewardOrigin,
+    Start,
+    TextReader,
+    review_reward_origin,
+    review_start,
+)
 from ppo_lightning.diagnostics.thresholds import DetectorConfig
 
 __all__ = [
@@ -25,7 +32,10 @@ __all__ = [
     "UPDATE_ILLNESSES",
     "Advice",
     "DetectorConfig",
+    "RewardOrigin",
     "RunSettings",
+    "Start",
+    "TextReader",
     "advice_text",
     "against_keeping",
     "all_measured_finite",
@@ -33,6 +43,8 @@ __all__ = [
     "is_judged",
     "is_of_update_alone",
     "review",
+    "review_reward_origin",
     "review_scores",
+    "review_start",
     "trimmed",
 ]

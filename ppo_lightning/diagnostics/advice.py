@@ -54,7 +54,6 @@ class RunSettings:
         shared_critic: Whether the critic is a head on the actor's trunk.
         num_parameters: Of the actor, frozen ones included; None where it is unknown.
         planned_steps: Optimiser steps of the run; None where it is unknown.
-        reference_is_start: Whether the actor starts as the reference.
     """
 
     ppo: PPOConfig
@@ -67,7 +66,6 @@ class RunSettings:
     shared_critic: bool = False
     num_parameters: int | None = None
     planned_steps: int | None = None
-    reference_is_start: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,6 @@ def review(settings: RunSettings) -> list[Advice]:
         _truncated_sampling,
         _temperature,
         _kl_control,
-        _start,
     )
     found = [advice for rule in rules for advice in rule(settings)]
     return sorted(found, key=lambda advice: advice.severity == "note")
@@ -256,16 +253,6 @@ def _kl_control(run: RunSettings) -> Iterator[Advice]:
             key="kl.coef",
             message="is 0: nothing keeps the policy near the reference, and what the reward misses "
             "is exploited. Try 0.05.",
-            severity="note",
-        )
-
-
-def _start(run: RunSettings) -> Iterator[Advice]:
-    if not run.reference_is_start:
-        yield Advice(
-            key="reference.path",
-            message="names another model than `policy.path`: the KL does not start at 0, and its "
-            "penalty pulls from the first step. Leave it out unless that is meant.",
             severity="note",
         )
 

@@ -173,12 +173,8 @@ def build_actor_critic(policy: PolicyConfig, critic: CriticConfig) -> ActorCriti
     Raises:
         ModelError: A model cannot be loaded, or is of the wrong kind or dtype.
     """
-    for setting, dtype in (("policy", policy.dtype), ("critic_model", critic.dtype)):
-        if dtype == "float16":
-            raise ModelError(
-                f"`{setting}.dtype: float16` overflows in training; take `float32`, or `bfloat16` "
-                "under adapters (`policy.lora`)."
-            )
+    _refuse_half("policy", policy.dtype)
+    _refuse_half("critic_model", critic.dtype)
     model = load_causal_lm(policy)
     head: ValueHead | None = None
     if critic.kind == "shared":
@@ -191,3 +187,26 @@ def build_actor_critic(policy: PolicyConfig, critic: CriticConfig) -> ActorCriti
         value_head=head,
         trunk_grad_scale=critic.trunk_grad_scale,
     )
+
+
+def build_policy(policy: PolicyConfig, *, keep_dropout: bool = False) -> nn.Module:
+    """Load a policy alone, with adapters as configured.
+
+    Args:
+        policy: Which one.
+        keep_dropout: Leave dropout as the folder has it.
+
+    Raises:
+        ModelError: It cannot be loaded, or is of the wrong kind or dtype.
+    """
+    _refuse_half("policy", policy.dtype)
+    model = load_causal_lm(policy, keep_dropout=keep_dropout)
+    return model if policy.lora is None else attach_lora(model, policy.lora)
+
+
+def _refuse_half(setting: str, dtype: str | None) -> None:
+    if dtype == "float16":
+        raise ModelError(
+            f"`{setting}.dtype: float16` overflows in training; take `float32`, or `bfloat16` "
+            "under adapters (`policy.lora`)."
+        )

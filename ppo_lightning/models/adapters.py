@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+def attach_lora(model: PreTrainedModel, config: LoraConfig, *, generates: bool = True) -> PeftModel:
     """Add low-rank adapters and freeze everything else.
 
     The adapters start as the identity, so the adapted model first equals the model. They have no
@@ -32,8 +32,9 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     model of a coarser dtype.
 
     Args:
-        model: Causal language model; changed in place.
+        model: Changed in place.
         config: Rank, scale and layers.
+        generates: False for a model without a language model's head.
 
     Raises:
         ModelError: A layer of ``target_modules`` shares its weights with another one, or takes no
@@ -46,7 +47,7 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     _refuse_tied(model, config.target_modules)
     targets = config.target_modules if config.layers is None else _in_last_blocks(model, config)
     settings = peft.LoraConfig(
-        task_type=peft.TaskType.CAUSAL_LM,
+        task_type=peft.TaskType.CAUSAL_LM if generates else peft.TaskType.FEATURE_EXTRACTION,
         r=config.rank,
         lora_alpha=2 * config.rank if config.alpha is None else config.alpha,  # type: ignore[arg-type]
         target_modules=targets if isinstance(targets, str) else list(targets),
@@ -111,7 +112,7 @@ def _in_last_blocks(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     PEFT's own `layers_to_transform` does nothing beside `all-linear`.
     """
     assert config.layers is not None
-    blocks = _blocks(model)
+    blocks = block_names(model)
     if config.layers > len(blocks):
         raise ValueError(
             f"`lora.layers` must be at most {len(blocks)}, the blocks of this model, "
@@ -131,12 +132,20 @@ def _in_last_blocks(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     return found
 
 
-def _blocks(model: PreTrainedModel) -> list[str]:
-    """Name the transformer blocks, first to last."""
+def block_names(model: PreTrainedModel, *, setting: str = "lora.layers") -> list[str]:
+    """Name the transformer blocks, first to last.
+
+    Args:
+        model: Of transformers.
+        setting: That needs them, for the message.
+
+    Raises:
+        ValueError: They are not one list.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
             return [f"{name}.{number}" for number in range(len(module))]
-    raise ValueError("`lora.layers`: this model's blocks are not one list; leave it out.")
+    raise ValueError(f"`{setting}`: this model's blocks are not one list; leave it out.")
 
 
 def _is_target(name: str, module: nn.Module, targets: str | Sequence[str]) -> bool:

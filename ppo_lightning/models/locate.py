@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a hub name, a GGUF file, or inside an installed package."""
+"""Where a model lies: a folder, a run's folder, a hub name, a GGUF file, or inside a package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.gguf import plain_folder
+from ppo_lightning.models.runs import is_model, model_of_run, why_no_model, why_no_run
 
 PACKAGE = "package:"
 
@@ -15,9 +16,10 @@ def local_path(path: str) -> str:
     """Turn what a config calls a model's path into what transformers can load.
 
     Args:
-        path: Folder, hub name, GGUF file, or ``package:NAME`` for an installed Python package that
-            carries one model, as a GGUF file or as a folder with ``config.json``. The package
-            is not imported.
+        path: Folder of a model; folder of a run that has left a model (see
+            ``ppo_lightning.models.runs``); hub name; GGUF file; or ``package:NAME`` for an
+            installed Python package that carries one model, as a GGUF file or as a folder with
+            ``config.json``. The package is not imported.
 
     Returns:
         A folder, or the hub name as it is. GGUF weights are unpacked once and kept, see
@@ -33,23 +35,25 @@ def local_path(path: str) -> str:
     if place.suffix == ".gguf" and place.is_file():
         return str(plain_folder(place))
     if place.is_dir():
-        return str(_with_config(place, path))
+        return str(_model_in(place, path))
     if _names_a_place(path):
         raise ModelError(
             f"`{path}` does not exist. Give a folder that holds a model, a GGUF file, "
             "`package:NAME`, or the name of a model on the hub."
         )
+    if (problem := why_no_run(path)) is not None:
+        raise ModelError(problem)
     return path
 
 
-def _with_config(folder: Path, path: str) -> Path:
-    """Insist on a folder that transformers or PEFT has written."""
-    if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+def _model_in(folder: Path, path: str) -> Path:
+    """Insist on a folder that transformers or PEFT has written, or on a run's that holds one."""
+    if is_model(folder):
         return folder
-    raise ModelError(
-        f"`{path}` holds no `config.json`, so it is not a model's folder. Give the folder that "
-        "`save_pretrained` has written, or the `.gguf` file itself."
-    )
+    found = model_of_run(folder)
+    if found is None:
+        raise ModelError(why_no_model(folder, path))
+    return found
 
 
 def _names_a_place(path: str) -> bool:
@@ -71,7 +75,9 @@ def _in_package(name: str) -> Path:
             "or give the path of a model's folder."
         )
     folder = Path(next(iter(spec.submodule_search_locations)))
-    found = sorted(folder.rglob("*.gguf")) or sorted(p.parent for p in folder.rglob("config.json"))
+    found = sorted(folder.rglob("*.gguf")) or _outermost(
+        sorted(p.parent for p in folder.rglob("config.json"))
+    )
     if len(found) != 1:
         listed = ", ".join(str(p.relative_to(folder)) for p in found) or "none"
         raise ModelError(
@@ -79,3 +85,8 @@ def _in_package(name: str) -> Path:
             f"`config.json`), found: {listed}. Give the path of the one you mean, in {folder}."
         )
     return found[0]
+
+
+def _outermost(folders: list[Path]) -> list[Path]:
+    """Leave out folders inside another one: parts of that model have a config of their own."""
+    return [f for f in folders if not any(other in f.parents for other in folders)]

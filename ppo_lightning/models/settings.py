@@ -79,6 +79,23 @@ def neutral_generation(settings: GenerationConfig) -> GenerationConfig:
     )
 
 
+def add_end_id(model: Any, end_id: int) -> None:
+    """Let generation end at one more token, here and in the folder that is written.
+
+    Args:
+        model: Of transformers, just loaded.
+        end_id: Such as the end of a turn in a chat template that the model did not have.
+    """
+    settings = settings_of(model)
+    for generation in (getattr(model, "generation_config", None), settings.generation):
+        if generation is None:
+            continue
+        known = generation.eos_token_id
+        listed = [] if known is None else known if isinstance(known, list) else [known]
+        if end_id not in listed:
+            generation.eos_token_id = [*listed, end_id] if listed else end_id
+
+
 @contextmanager
 def original_config(model: PreTrainedModel) -> Iterator[None]:
     """Show the folder's own dropout in ``model.config`` while the model is being saved."""

@@ -24,15 +24,28 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> tuple
             are left out: it cannot emit them.
     """
     base: Any = base_causal_lm(model)
+    rows = embedding_rows(base)
+    found = listed_end_ids(tokenizer, getattr(base, "generation_config", None), base.config)
+    return tuple(i for i in found if i < rows)
+
+
+def listed_end_ids(
+    tokenizer: PreTrainedTokenizerBase, generation: Any, config: Any
+) -> tuple[int, ...]:
+    """Collect the end tokens of a tokenizer and of a model's two configs.
+
+    Args:
+        tokenizer: Its own comes first.
+        generation: Generation settings, or None.
+        config: Of the model.
+    """
     named = [
         tokenizer.eos_token_id,
-        getattr(getattr(base, "generation_config", None), "eos_token_id", None),
-        getattr(base.config, "eos_token_id", None),
+        getattr(generation, "eos_token_id", None),
+        getattr(config, "eos_token_id", None),
     ]
     listed = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named]
-    rows = embedding_rows(base)
-    unique = dict.fromkeys(i for ids in listed for i in ids if i is not None and i < rows)
-    return tuple(unique)
+    return tuple(dict.fromkeys(i for ids in listed for i in ids if i is not None))
 
 
 def special_stop_ids(tokenizer: PreTrainedTokenizerBase, strings: Iterable[str]) -> tuple[int, ...]:

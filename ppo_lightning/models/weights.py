@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from transformers.utils import logging
 
 from ppo_lightning.configs import DType, PolicyConfig
 from ppo_lightning.errors import ModelError
@@ -33,7 +34,13 @@ _FAILURES = (
 
 
 def read_weights(
-    auto: Any, source: PolicyConfig, folder: str, config: Any, dtype: DType
+    auto: Any,
+    source: PolicyConfig,
+    folder: str,
+    config: Any,
+    dtype: DType,
+    *,
+    new_head: bool = False,
 ) -> PreTrainedModel:
     """Load a model with its weights.
 
@@ -43,6 +50,8 @@ def read_weights(
         folder: Where it lies.
         config: Of transformers.
         dtype: Of the weights.
+        new_head: What comes after the trunk may be missing, or of another shape: the family's own
+            start stands there then.
 
     Raises:
         ModelError: The file cannot be read, lacks weights, which would be random, or holds some
@@ -58,10 +67,15 @@ def read_weights(
     # refuses the other families.
     if source.attn_implementation not in (None, "sdpa"):
         options["attn_implementation"] = source.attn_implementation
+    if new_head:
+        options["ignore_mismatched_sizes"] = True
     quiet = without_bars() if Path(folder).is_dir() else nullcontext()
-    with reading(source.path), quiet:
+    with reading(source.path), quiet, _without_report() if new_head else nullcontext():
         model, report = auto.from_pretrained(folder, **options)
-    if missing := sorted(report["missing_keys"]):
+    absent = {*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}
+    if new_head:
+        absent = {name for name in absent if not _after_trunk(model, name)}
+    if missing := sorted(absent):
         raise ModelError(
             f"`{source.path}` lacks weights of a {type(model).__name__}: {', '.join(missing[:3])}"
             f"{' …' if len(missing) > 3 else ''}. They would be random; give a folder that was "
@@ -69,6 +83,22 @@ def read_weights(
         )
     require_finite(model, source.path)
     return model  # type: ignore[no-any-return]
+
+
+def _after_trunk(model: Any, name: str) -> bool:
+    """Whether a weight belongs to a classifier's head, to which a pooler leads."""
+    return not name.startswith(f"{model.base_model_prefix}.") or "pooler" in name
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Silence the table of new and unused weights: both are meant."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextmanager

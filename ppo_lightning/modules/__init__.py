@@ -6,6 +6,10 @@ from ppo_lightning.modules.controls import Controls, Dial, Request
 from ppo_lightning.modules.held_out import Answer
 from ppo_lightning.modules.interrupts import StopOnSigterm
 from ppo_lightning.modules.ppo import PPOModule
+from ppo_lightning.modules.reward_model import RewardModule
+from ppo_lightning.modules.sft import SFTModule
+from ppo_lightning.modules.supervised import SupervisedModule
+from ppo_lightning.modules.written import WrittenAnswer, WrittenAnswers
 
 __all__ = [
     "Answer",
@@ -15,6 +19,11 @@ __all__ = [
     "Dial",
     "PPOModule",
     "Request",
+    "RewardModule",
+    "SFTModule",
     "StopOnSigterm",
+    "SupervisedModule",
+    "WrittenAnswer",
+    "WrittenAnswers",
     "last_checkpoint",
 ]

@@ -122,6 +122,22 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
     return [root / (version if isinstance(version, str) else f"version_{version}")]
 
 
+def write_last(trainer: pl.Trainer) -> None:
+    """Write ``last.ckpt`` now, where the run's ModelCheckpoint keeps its files; on all ranks.
+
+    Nothing is written where there is no ModelCheckpoint: the user wants no files then.
+    """
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    callback = next((c for c in callbacks if c.save_last), next(iter(callbacks), None))
+    if callback is None or not callback.dirpath or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    name = f"{callback.CHECKPOINT_NAME_LAST}{callback.FILE_EXTENSION}"
+    path = callback.last_model_path or os.path.join(callback.dirpath, name)
+    if callback.save_last:
+        callback.last_model_path = path  # or the next one would be called `last-v1.ckpt`
+    trainer.save_checkpoint(path)
+
+
 def is_nameless(trainer: pl.Trainer) -> bool:
     """Whether this rank cannot know the run's folder: some loggers, as MLflow's, say it to one."""
     return bool(trainer.loggers) and trainer.loggers[0].name is None
@@ -158,7 +174,9 @@ def _tell(newest: Newest, folders: list[Path]) -> None:
         places = " or ".join(f"`{folder}`" for folder in folders)
         print(f"There is no checkpoint to resume from in {places}.", file=sys.stderr)
     else:
-        done = f"{newest.iterations} iteration{'s' if newest.iterations != 1 else ''}"
+        supervised = newest.steps is not None
+        number = newest.steps if supervised else newest.iterations
+        done = f"{number} {'step' if supervised else 'iteration'}{'s' if number != 1 else ''}"
         print(f"Resuming from `{newest.path}`, after {done}.", file=sys.stderr)
 
 

@@ -23,7 +23,7 @@ from ppo_lightning.metrics import AnswerStats, metric_specs
 from ppo_lightning.models import ActorCritic, ReferencePolicy
 from ppo_lightning.rewards import Reward, RewardPipeline, scores_of
 from ppo_lightning.rollout import RolloutEngine, StopRules, completions_of, score_in_parts
-from ppo_lightning.types import PromptBatch, Rollout, Sequences
+from ppo_lightning.types import Message, PromptBatch, Rollout, Sequences
 
 Writer = Literal["policy", "reference"]
 Mode = Literal["greedy", "sampled"]
@@ -49,6 +49,7 @@ class Answer:
         truncated: Whether it stopped at the length limit.
         repeated_bigrams: Share of its bigrams that it had used before.
         response_ids: Its token ids.
+        messages: The chat that was answered; None for a plain prompt.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Answer:
     truncated: bool
     repeated_bigrams: float
     response_ids: tuple[int, ...] = ()
+    messages: tuple[Message, ...] | None = None
 
     def to(self, *_: Any, **__: Any) -> Answer:
         """Return itself: it holds no tensors, and Lightning moves what ``predict_step`` returns."""
@@ -146,6 +148,7 @@ class HeldOut:
                 truncated=completions.truncated[row],
                 repeated_bigrams=repeated_ngram_fraction(completions.response_ids[row], 2),
                 response_ids=tuple(completions.response_ids[row]),
+                messages=completions.messages[row],
             )
             for row in range(len(score))
         ]

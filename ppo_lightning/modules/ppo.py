@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
 import lightning.pytorch as pl
+from torch import nn
 from typing_extensions import override
 
 from ppo_lightning.checkpointing.entry import (
@@ -31,9 +31,8 @@ from ppo_lightning.configs import (
     SamplingConfig,
     ValidationConfig,
 )
-from ppo_lightning.diagnostics import review_scores
-from ppo_lightning.distributed import all_reduce_sum
-from ppo_lightning.functional import moments
+from ppo_lightning.data import Learner
+from ppo_lightning.io import StrPath
 from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
@@ -42,8 +41,10 @@ from ppo_lightning.models import (
     check_vocabulary,
     load_tokenizer,
     position_limits,
+    save_model,
 )
 from ppo_lightning.modules.collection import Collection
+from ppo_lightning.modules.export_model import as_validated
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
 from ppo_lightning.modules.metrics_file import MetricsFile
@@ -53,15 +54,17 @@ from ppo_lightning.modules.optim import (
     build_scheduler,
 )
 from ppo_lightning.modules.passes import num_passes
-from ppo_lightning.modules.review import check_together, review_run, say
+from ppo_lightning.modules.review import check_together, review_run
 from ppo_lightning.modules.run_safety import run_callbacks
+from ppo_lightning.modules.score_report import ScoreReport
 from ppo_lightning.modules.stages import call_listeners
+from ppo_lightning.modules.start import review_first_buffer
 from ppo_lightning.modules.text_mix import TextMix
 from ppo_lightning.modules.trainer_checks import check_trainer
 from ppo_lightning.modules.update import Objective
 from ppo_lightning.modules.update_steps import PENALTY, UpdateSteps
 from ppo_lightning.modules.updater import Updater
-from ppo_lightning.rewards import Reward, RewardPipeline, RewardResult, RewardTerm
+from ppo_lightning.rewards import Reward, RewardPipeline, RewardTerm
 from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
 from ppo_lightning.types import Experience, PromptBatch
 
@@ -181,23 +184,12 @@ class PPOModule(UpdateSteps):
         )
         self.updater.returning = collected.returning
         if iteration == 0 and self.guards.advice != "off":
-            self._review_scores(collected.result)
+            review_first_buffer(self, collected)
         in_reward = self.kl.placement != "loss"
         kl_coef = self.controls["kl_coef"] if in_reward else 0.0
-        self.ledger.add_rollout(collected, kl_coef, self.reward_pipeline.weights)
+        self.ledger.add_rollout(collected, kl_coef)
         call_listeners(self, "on_rollout_end", collected)
         return collected.experience
-
-    def _review_scores(self, result: RewardResult) -> None:
-        """Compare the spread of the first scores with β."""
-        usable = ~result.dropped
-        scores = moments(result.raw, usable, reduce=all_reduce_sum)
-        if scores.count == 0:
-            return
-        spread = math.sqrt(scores.var)
-        coefficient = self.controls["kl_coef"]
-        how = self.reward_pipeline.processing
-        say(review_scores(spread, kl_coef=coefficient, normalize=how), self.guards.advice)
 
     def _collection(self) -> Collection:
         assert self.networks is not None
@@ -250,9 +242,9 @@ class PPOModule(UpdateSteps):
         if self.trainer.state.fn == "fit":
             check_monitors(self)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, MetricsFile) for callback in callbacks):
-            own.append(MetricsFile())
-        return own
+        given = {type(callback) for callback in callbacks}
+        writers = (MetricsFile, ScoreReport)
+        return own + [w() for w in writers if not any(issubclass(kind, w) for kind in given)]
 
     @override
     def configure_model(self) -> None:
@@ -316,7 +308,15 @@ class PPOModule(UpdateSteps):
         if self.ptx is not None:
             seed = getattr(datamodule, "seed", 0)
             positions = self._position_limits.get("policy.path")
-            mix = TextMix.build(self.ptx, self.tokenizer, seed=seed, max_positions=positions)
+            learner = Learner(
+                self.tokenizer,
+                end_ids=self._stops().end_ids,
+                chat=getattr(datamodule, "chat", "auto"),
+                system_prompt=getattr(datamodule, "system_prompt", None),
+            )
+            mix = TextMix.build(
+                self.ptx, self.tokenizer, learner=learner, seed=seed, max_positions=positions
+            )
         objective = Objective(
             networks=self.networks,
             reference=self.reference,
@@ -361,6 +361,33 @@ class PPOModule(UpdateSteps):
         self.reward_pipeline.close()
         if self.gold is not None:
             self.gold.close()
+
+    # ------------------------------------------------------------------ the model it leaves behind
+
+    kind = "ppo"
+
+    @property
+    def export_source(self) -> str:
+        """Path of the model that the actor began as."""
+        return self.policy.path
+
+    @property
+    def export_network(self) -> nn.Module:
+        """What ``export`` writes."""
+        assert self.networks is not None
+        return self.networks.actor
+
+    def export(self, folder: StrPath) -> None:
+        """Write the actor as a Hugging Face folder with its tokenizer and chat template.
+
+        Adapters are merged, in a copy. Where ``ActorEMA`` answers the held-out prompts, it is
+        the average that is written. To be called on one rank.
+
+        Args:
+            folder: New or empty; it appears only when complete.
+        """
+        with as_validated(self):
+            save_model(self.export_network, self.tokenizer, folder)
 
     # ------------------------------------------------------------------ checkpoints
 

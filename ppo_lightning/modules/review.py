@@ -35,7 +35,6 @@ def review_run(module: Any, mode: Mode) -> None:
         shared_critic=module.critic_model.kind == "shared",
         num_parameters=sum(p.numel() for p in module.networks.actor.parameters()),
         planned_steps=module.planned_steps(),
-        reference_is_start=module.reference_config.path in (None, module.policy.path),
     )
     say(review(settings), mode)
 

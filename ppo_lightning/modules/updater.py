@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import GroupConfig, KLConfig
-from ppo_lightning.distributed import all_reduce_max, world_size
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, world_size
 from ppo_lightning.modules.controls import Controls
 from ppo_lightning.modules.decision import Limits, StepReport, report_of
 from ppo_lightning.modules.guards import SelfCheck
-from ppo_lightning.modules.objective import Coefficients, Terms
+from ppo_lightning.modules.objective import SUMS, Coefficients, Terms
 from ppo_lightning.modules.optim import clip_gradients, drop_gradients, gradient_norm
 from ppo_lightning.modules.passes import IDLE, Part, pass_plan
 from ppo_lightning.modules.text_mix import TextMix
@@ -120,7 +120,7 @@ class Updater:
             self._checked = True
             first_error = float(all_reduce_max(terms.first_error))
             report = replace(report, first_error=first_error)
-            self.self_check(first_error, dtype)
+            self.self_check(first_error, _mean_error(terms), dtype)
         if report.decision == "step":
             for name, group in parameters.items():
                 bound = self.groups[name].max_grad_norm
@@ -193,3 +193,10 @@ class Updater:
     def kl_old_after(self, batch: MiniBatch) -> float:
         """KL(old‖new) of a minibatch with the current weights, nats per token, over all ranks."""
         return kl_old_of(batch.experience, self.objective, self.coefficients())
+
+
+def _mean_error(terms: Terms) -> float:
+    """Mean |log π_θ − log π_old| over the tokens of a minibatch, over all ranks."""
+    own = terms.sums[[SUMS.index("log_ratio_abs"), SUMS.index("tokens")]]
+    total, tokens = all_reduce_sum(own).tolist()
+    return float(total / max(tokens, 1.0))

@@ -17,6 +17,7 @@ from ppo_lightning.modules import last_checkpoint
 from tests.helpers.deaths import exit_codes
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import data_module, parameters, ppo_module, trainer
+from tests.helpers.sft_runs import sft_data, sft_module, sft_trainer, weights_of
 
 STOPPED = 128 + signal.SIGTERM
 
@@ -53,6 +54,30 @@ def test_t42_t52_ranks_that_another_one_stopped_go_on_bit_for_bit(tiny_llama_dir
     assert stopped(tiny_llama_dir, again, [1])[0] == [STOPPED, STOPPED]
     for folder in (again, whole):
         assert exit_codes(fit, tiny_llama_dir, folder, num_ranks=2) == [0, 0]
+    for name in ("final0.pt", "final1.pt"):
+        ours, theirs = torch.load(again / name), torch.load(whole / name)
+        assert all(ours[key].equal(value) for key, value in theirs.items())
+
+
+def fit_supervised(model_dir, folder):
+    """Six steps, from the newest file there is; each rank leaves its weights."""
+    torch.manual_seed(0)
+    run = sft_trainer(folder, strategy="ddp", devices=2)
+    module = sft_module(model_dir)
+    run.fit(module, sft_data(), ckpt_path=last_checkpoint(run))
+    torch.save(weights_of(module), folder / f"final{rank()}.pt")
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_t42_t52_a_supervised_run_on_two_ranks_keeps_its_steps(tiny_gpt2_dir, tmp_path, step):
+    again, whole = tmp_path / "again", tmp_path / "whole"
+    for folder in (again, whole):
+        folder.mkdir()
+    arguments, faults = (tiny_gpt2_dir, again), {1: f"step:{step}:TERM"}
+    assert exit_codes(fit_supervised, *arguments, num_ranks=2, faults=faults) == [STOPPED, STOPPED]
+    assert newest_good([again]).steps == step
+    for folder in (again, whole):
+        assert exit_codes(fit_supervised, tiny_gpt2_dir, folder, num_ranks=2) == [0, 0]
     for name in ("final0.pt", "final1.pt"):
         ours, theirs = torch.load(again / name), torch.load(whole / name)
         assert all(ours[key].equal(value) for key, value in theirs.items())

@@ -388,7 +388,7 @@ def test_files_that_are_no_checkpoint(monkeypatch, tmp_path, capsys, content):
     message = {
         "missing": "does not exist",
         "text": "x.ckpt` cannot be read (it is no file that `torch.save` has written, or is cut",
-        "foreign": "was not written by PPOModule",
+        "foreign": "was not written by a module of ppo-lightning",
     }[content]
     assert message in capsys.readouterr().err
 

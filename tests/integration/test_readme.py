@@ -47,8 +47,9 @@ def test_the_yaml_example_and_ones_own_parts_train(folder, monkeypatch, capsys):
 
 
 def test_commands_of_the_readme_are_all_there_are():
-    [commands] = [b.text for b in blocks("README.md") if b.text.startswith("ppo-lightning fit")]
-    named = {line.split()[1] for line in commands.splitlines()}
+    found = [b.text for b in blocks("README.md") if b.text.startswith("ppo-lightning fit")]
+    lines = "".join(found).replace("\\\n", " ").splitlines()
+    named = {line.split()[1] for line in lines}
     assert named == {*TRAINER_COMMANDS, *HELPER_COMMANDS}
 
 

@@ -59,6 +59,7 @@ def test_every_mechanism_had_something_to_do(whole):
     assert sources >= {"AdaptiveKL", "EntropyTarget", "CheckpointRollback", "ValueWarmup"}
     assert whole["callbacks"]["CheckpointRollback"]["num_rollbacks"] == 1
     assert whole["rewards"]["normalizer"]["count"] > 0
+    assert 0 < whole["rewards"]["multipliers"]["length"]["gathered"] < 10
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,20 @@ def test_texts_beside_ppo_become_likelier(tmp_path, tiny_model_dir):
     assert [s.ptx_loss is not None for s in found] == [True, False, True]
 
 
+def test_answers_beside_ppo_become_likelier_and_their_prompts_do_not_count(
+    tmp_path, tiny_llama_dir
+):
+    """Of a demonstration the answer alone is learned, as in supervised fine-tuning."""
+    pairs = [{"prompt": "the cat", "response": "sat on"}, {"prompt": "a", "response": "red bird"}]
+    ptx = PTXConfig(demonstrations=pairs, coef=1.0, batch_size=2, max_length=8)
+    stats, _, module = run(tmp_path, tiny_llama_dir, ptx=ptx, epochs=6)
+    assert stats[-1].ptx_loss < stats[0].ptx_loss - 1
+    learned = [piece.num_learned for piece in module.updater.text_mix.pieces]
+    assert learned == [3, 3]  # two words and the end
+    with pytest.raises(ValueError, match="either `texts` or `demonstrations`"):
+        PTXConfig(texts=TEXTS, demonstrations=pairs)
+
+
 def test_a_buffer_in_tokens_follows_the_length_of_responses(tmp_path, tiny_llama_dir):
     data = data_module(buffer={"num_prompts": 4, "num_tokens": 60})
     stats, _, _ = run(tmp_path, tiny_llama_dir, data=data, epochs=3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppo_lightning.checkpointing.export import _prompting
+from ppo_lightning.checkpointing.contents import _prompting
 from ppo_lightning.cli.main import main
 from ppo_lightning.cli.sample import _as_wished, _Manner, parser
 from ppo_lightning.configs import SamplingConfig

@@ -10,6 +10,7 @@ import pytest
 import ppo_lightning.configs as configs
 from ppo_lightning.configs import (
     BufferConfig,
+    Constraint,
     CriticConfig,
     GroupConfig,
     GuardConfig,
@@ -23,11 +24,18 @@ from ppo_lightning.configs import (
     RewardProcessing,
     SamplingConfig,
     ValidationConfig,
+    WeightSchedule,
 )
 from ppo_lightning.configs.checks import allows_none
 
 CLASSES = [c for c in vars(configs).values() if dataclasses.is_dataclass(c)]
-REQUIRED = {PolicyConfig: {"path": "folder"}, PTXConfig: {"texts": "texts.txt"}}
+REQUIRED = {
+    PolicyConfig: {"path": "folder"},
+    PTXConfig: {"texts": "texts.txt"},
+    configs.BackboneConfig: {"path": "folder"},
+    Constraint: {"bound": 1.0},
+    WeightSchedule: {"start": 1.0, "end": 0.0, "iterations": 4},
+}
 NAN, INF = math.nan, math.inf
 
 # Of each number: values outside its range; every one of them must be refused by its name.
@@ -60,6 +68,9 @@ BAD = [
     (PPOConfig, {"microbatch_tokens": [0]}),
     (RewardProcessing, {"missing_eos_penalty": [-1.0, NAN], "clip": [0.0, -1.0, NAN]}),
     (RewardProcessing, {"overlong_penalty": [-1.0, 1.0], "overlong_tokens": [(5, 5), (-1, 5)]}),
+    (WeightSchedule, {"start": [NAN], "end": [INF], "iterations": [0], "delay": [-1]}),
+    (Constraint, {"bound": [NAN, INF], "lr": [0.0, NAN], "damping": [-1.0, NAN]}),
+    (Constraint, {"initial": [-0.1, 11.0, NAN], "max": [0.0, INF]}),
     (SamplingConfig, {"max_new_tokens": [0], "min_new_tokens": [-1, 65], "top_k": [-1]}),
     (SamplingConfig, {"temperature": [0.0, -1.0, NAN, INF], "top_p": [0.0, 1.1, NAN]}),
     (SamplingConfig, {"stop_strings": [["", "a"]], "batch_size": [0]}),

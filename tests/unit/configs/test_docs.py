@@ -11,7 +11,8 @@ import pytest
 import ppo_lightning.configs as room
 from ppo_lightning.configs import GroupConfig
 from ppo_lightning.configs.docs import SECTIONS, argument_docs, settings_markdown, type_text
-from ppo_lightning.modules import PPOModule
+from ppo_lightning.modules import PPOModule, RewardModule
+from ppo_lightning.rewards import RewardTerm
 from ppo_lightning.rollout import RolloutDataModule
 
 ROOT = Path(__file__).parents[3]
@@ -34,13 +35,19 @@ def test_every_field_is_described(record):
 
 
 def test_sections_stand_where_the_page_says_and_have_its_defaults():
-    owners = {"model": PPOModule, "data": RolloutDataModule}
-    for place, record, _ in SECTIONS:
+    required = {"policy", "backbone"}  # they hold a key that has no default
+    for place, record, remark in SECTIONS:
         top, _, key, *inner = place.split(".")
+        owner = RewardModule if "`RewardModule`" in remark else PPOModule
+        if key == "rewards[]":
+            (field,) = [f for f in fields(RewardTerm) if f.name == inner[0]]
+            assert record.__name__ in str(field.type)
+            continue
+        default = inspect.signature(RolloutDataModule if top == "data" else owner).parameters[key]
         if key == "ptx":
-            assert inspect.signature(owners[top]).parameters[key].default is None
-        elif key != "policy":  # which has a required key, and holds the only inner section
-            assert inspect.signature(owners[top]).parameters[key].default == record()
+            assert default.default is None
+        elif key not in required:
+            assert default.default == record()
         assert not inner or inner == ["lora"]
 
 

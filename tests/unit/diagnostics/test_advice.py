@@ -43,7 +43,6 @@ def test_usual_settings_are_left_alone():
         ({"sampling": SamplingConfig(top_k=50)}, "sampling.top_k"),
         ({"sampling": SamplingConfig(temperature=0.4)}, "sampling.temperature"),
         ({"sampling": SamplingConfig(temperature=1.6)}, "sampling.temperature"),
-        ({"reference_is_start": False}, "reference.path"),
         ({"actor": GroupConfig(lr=2e-6)}, "actor.warmup"),
         ({"critic": GroupConfig(lr=6e-6)}, "critic.warmup"),
         ({"planned_steps": 10}, "actor.warmup"),

@@ -10,8 +10,11 @@ from ppo_lightning.metrics import (
     AnswerStats,
     ComponentStats,
     IterationStats,
+    RewardModelStats,
     RolloutStats,
     RunStats,
+    SFTStats,
+    StepStats,
     TimeStats,
     UpdateStats,
     metric_specs,
@@ -60,7 +63,8 @@ def test_required_metrics_have_their_names(group):
 
 def test_every_name_is_written_once():
     logged = full().to_log()
-    count = len(metric_specs(IterationStats)) + 3 * len(metric_specs(AnswerStats)) + 2 * 2
+    own = [metric_specs(r) for r in (IterationStats, AnswerStats, ComponentStats)]
+    count = len(own[0]) + 3 * len(own[1]) + 2 * len(own[2])
     assert len(logged) == len(set(logged.values())) == count
 
 
@@ -151,8 +155,9 @@ def test_page_of_metrics_is_current():
 
 def test_page_names_every_metric_and_section():
     page = metrics_markdown()
-    for field, spec in metric_specs(IterationStats).items():
-        assert f"| `{spec.name}` | `{field}` | {spec.unit} | {spec.aggregation} |" in page
+    for record in (IterationStats, StepStats, SFTStats, RewardModelStats):
+        for field, spec in metric_specs(record).items():
+            assert f"| `{spec.name}` | `{field}` | {spec.unit} | {spec.aggregation} |" in page
     for spec in section_specs(IterationStats).values():
         assert spec.prefix.format(name="<name>") in page
 
