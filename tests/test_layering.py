@@ -97,9 +97,9 @@ def test_reader_finds_nothing_in_a_clean_package(tmp_path):
             "functional/losses.py:3: `transformers` may not be imported here",
         ),
         (
-            "data/sources.py",
+            "data/prompts/sources.py",
             "import lightning\n",
-            "data/sources.py:1: `lightning` may not be imported here",
+            "data/prompts/sources.py:1: `lightning` may not be imported here",
         ),
         (
             "modules.py",

@@ -2,6 +2,7 @@
 
 from ppo_lightning.configs.buffer import BufferConfig
 from ppo_lightning.configs.guards import GuardConfig
+from ppo_lightning.configs.inline import InlineRecord
 from ppo_lightning.configs.kl import KLConfig, KLEstimatorName
 from ppo_lightning.configs.models import (
     CriticConfig,
@@ -13,16 +14,20 @@ from ppo_lightning.configs.models import (
 from ppo_lightning.configs.optim import GroupConfig, OptimizerConfig
 from ppo_lightning.configs.ppo import PPOConfig
 from ppo_lightning.configs.ptx import PTXConfig
-from ppo_lightning.configs.rewards import RewardProcessing
+from ppo_lightning.configs.reward_model import BackboneConfig, PreferenceConfig, ReadingConfig
+from ppo_lightning.configs.rewards import Constraint, RewardProcessing, WeightSchedule
 from ppo_lightning.configs.sampling import SamplingConfig
 from ppo_lightning.configs.validation import ValidationConfig
 
 __all__ = [
+    "BackboneConfig",
     "BufferConfig",
+    "Constraint",
     "CriticConfig",
     "DType",
     "GroupConfig",
     "GuardConfig",
+    "InlineRecord",
     "KLConfig",
     "KLEstimatorName",
     "LoraConfig",
@@ -30,8 +35,11 @@ __all__ = [
     "PPOConfig",
     "PTXConfig",
     "PolicyConfig",
+    "PreferenceConfig",
+    "ReadingConfig",
     "ReferenceConfig",
     "RewardProcessing",
     "SamplingConfig",
     "ValidationConfig",
+    "WeightSchedule",
 ]

@@ -17,7 +17,8 @@ from ppo_lightning.configs.models import CriticConfig, LoraConfig, PolicyConfig,
 from ppo_lightning.configs.optim import GroupConfig, OptimizerConfig
 from ppo_lightning.configs.ppo import PPOConfig
 from ppo_lightning.configs.ptx import PTXConfig
-from ppo_lightning.configs.rewards import RewardProcessing
+from ppo_lightning.configs.reward_model import BackboneConfig, PreferenceConfig, ReadingConfig
+from ppo_lightning.configs.rewards import Constraint, RewardProcessing, WeightSchedule
 from ppo_lightning.configs.sampling import SamplingConfig
 from ppo_lightning.configs.validation import ValidationConfig
 
@@ -35,11 +36,20 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
         "`model.init_args.critic` has the same keys; the default `lr` of the critic is `5e-06`.",
     ),
     ("model.init_args.optimizer", OptimizerConfig, ""),
+    ("model.init_args.rewards[].weight", WeightSchedule, "Or a number."),
+    (
+        "model.init_args.rewards[].constraint",
+        Constraint,
+        "Null, the default, takes the weight.",
+    ),
     ("model.init_args.reward_processing", RewardProcessing, ""),
     ("model.init_args.validation", ValidationConfig, ""),
     ("model.init_args.guards", GuardConfig, ""),
     ("model.init_args.ptx", PTXConfig, "Null, the default, is PPO alone."),
     ("data.init_args.buffer", BufferConfig, ""),
+    ("model.init_args.backbone", BackboneConfig, "Of `RewardModule`."),
+    ("model.init_args.reading", ReadingConfig, "Of `RewardModule`."),
+    ("model.init_args.preference", PreferenceConfig, "Of `RewardModule`."),
 )
 """(where the section stands in a config, its class, a remark)"""
 
@@ -56,9 +66,11 @@ has the default below; what is called None here is `null` in YAML.
 `ppo-lightning fit --config my.yaml --print_config` prints a whole config with all values. One value
 can be set on the command line, without `init_args`: `--model.ppo.clip_range 0.1`.
 
-The arguments that are no sections, such as `rewards`, `gold` and `engine`, or `prompts` and `chat`
-of the data, are those of [`PPOModule`](reference/modules.md) and
-[`RolloutDataModule`](reference/rollout.md). `trainer` is Lightning's own `Trainer`.
+Unless a section says otherwise it is of [`PPOModule`](reference/modules.md) and
+[`RolloutDataModule`](reference/rollout.md), where the arguments that are no sections are listed
+too, such as `rewards`, `gold` and `engine`, or `prompts` and `chat` of the data. `SFTModule` and
+`RewardModule` share `policy`, `optimizer` and the learning rates' section, called `actor` in the
+one and `group` in the other. `trainer` is Lightning's own `Trainer`.
 """
 
 _HEADER = """\
@@ -133,8 +145,9 @@ def type_text(hint: Any) -> str:
     if origin is tuple:
         return f"list of {len(parts)}: {', '.join(type_text(part) for part in parts)}"
     if origin is Sequence:
-        return f"list of {type_text(parts[0])}s"
-    if origin is Mapping:
+        what = type_text(parts[0])
+        return f"list of {what}" if what.endswith("s") else f"list of {what}s"
+    if origin in (Mapping, dict):
         return "keys with values"
     return "section" if is_dataclass(hint) else _NAMES[hint]
 

@@ -19,21 +19,47 @@ from ppo_lightning.callbacks import (
     RefreshReference,
     ValueWarmup,
 )
-from ppo_lightning.configs import GroupConfig, KLConfig, PTXConfig, RewardProcessing
+from ppo_lightning.configs import (
+    Constraint,
+    GroupConfig,
+    KLConfig,
+    PTXConfig,
+    RewardProcessing,
+    WeightSchedule,
+)
 from ppo_lightning.modules import PPOModule
+from ppo_lightning.rewards import ResponseLength, RewardTerm, TokenRepetitionPenalty
 from ppo_lightning.rollout import RolloutDataModule
 from tests.helpers.faults import RateSpike
-from tests.helpers.runs import data_module, ppo_module
+from tests.helpers.runs import IdReward, data_module, ppo_module
 
 ITERATIONS = 7
 SPIKE = 4
 TEXTS = ["the cat sat on the red house", "we saw a big bird"]
 
 
+def every_reward() -> list[RewardTerm]:
+    """A weight that moves, a reward per token, and a constraint that is broken at first."""
+    return [
+        RewardTerm(
+            name="ids",
+            component=IdReward(),
+            weight=WeightSchedule(start=1.0, end=0.8, iterations=4, delay=1),
+        ),
+        RewardTerm(name="repetition", component=TokenRepetitionPenalty(n=2), weight=0.1),
+        RewardTerm(
+            name="length",
+            component=ResponseLength(),
+            constraint=Constraint(bound=5.5, lr=0.05, damping=0.1),
+        ),
+    ]
+
+
 def module_with_everything(model_dir: Path) -> PPOModule:
-    """A module whose update has every part."""
+    """A module whose rewards and update have every part."""
     return ppo_module(
         model_dir,
+        rewards=every_reward(),
         ppo={"target_kl": 0.05, "extra_critic_epochs": 1, "ent_coef": 1e-3},
         kl=KLConfig(coef=0.05),
         actor=GroupConfig(lr=1e-3, warmup=3, schedule="cosine"),

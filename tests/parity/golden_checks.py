@@ -265,7 +265,10 @@ def explained_variance(case: Case) -> None:
 def ptx(case: Case) -> None:
     inputs, labels = case.inputs, torch.tensor(case.inputs["ptx_labels"])
     logits = case.tensor("ptx_logits").requires_grad_()
-    total, count = F.lm_loss(logits, labels, ignore_index=inputs["ignore_index"])
+    # As supervised training does it: only what predicts a counted label is looked at.
+    counted = labels[:, 1:] != inputs["ignore_index"]
+    logprobs = F.token_logprobs(logits[:, :-1][counted], labels[:, 1:][counted], temperature=1.0)
+    total, count = -logprobs.sum(), counted.sum()
     loss = total / count.clamp_min(1)
     loss.backward()
     assert logits.grad is not None

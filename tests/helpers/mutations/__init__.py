@@ -4,7 +4,18 @@ Numbers are those of ``docs/traps.md``. A replacement must fit the code in exact
 without an error of its own, and turn one of its tests red.
 """
 
-from tests.helpers.mutations import normalising, sampling, shaping, training
+from tests.helpers.mutations import (
+    chain,
+    data,
+    http,
+    normalising,
+    reward_model,
+    rewards,
+    sampling,
+    sft,
+    shaping,
+    training,
+)
 from tests.helpers.mutations.base import Mutation, misfit
 
 MUTATIONS = (
@@ -12,6 +23,12 @@ MUTATIONS = (
     *shaping.MUTATIONS,
     *normalising.MUTATIONS,
     *training.MUTATIONS,
+    *data.MUTATIONS,
+    *rewards.MUTATIONS,
+    *http.MUTATIONS,
+    *sft.MUTATIONS,
+    *reward_model.MUTATIONS,
+    *chain.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

@@ -22,7 +22,7 @@ MUTATIONS = (
         "io.py",
         "head = len(_BOM) if offset == 0 and raw.startswith(_BOM) else 0",
         "head = 0",
-        "unit/data/test_sources.py::test_t03_byte_order_mark_changes_nothing",
+        "unit/data/prompts/test_sources.py::test_t03_byte_order_mark_changes_nothing",
     ),
     fault(
         "T04",
@@ -33,10 +33,10 @@ MUTATIONS = (
     ),
     fault(
         "T04",
-        "data/records.py",
+        "data/prompts/raw.py",
         "keys found: {', '.join(keys) or 'none'}. ",
         "",
-        "unit/data/test_sources.py::"
+        "unit/data/prompts/test_sources.py::"
         "test_t04_one_error_names_file_line_keys_and_setting_of_every_bad_record",
     ),
     fault(
@@ -44,14 +44,14 @@ MUTATIONS = (
         "io.py",
         'return raw[head:].decode("utf-8")',
         'return raw[head:].decode("utf-8", errors="replace")',
-        "unit/data/test_sources.py::test_t05_other_encoding_is_an_error_with_file_and_byte",
+        "unit/data/prompts/test_sources.py::test_t05_other_encoding_is_an_error_with_file_and_byte",
     ),
     fault(
         "T06",
-        "data/prompts.py",
+        "data/prompts/limits.py",
         "return replace(record, prompt=text, text=text), (*head, *tail)",
         "return record, (*head, *tail)",
-        "unit/data/test_prompts.py::"
+        "unit/data/prompts/test_prompt_set.py::"
         "test_t06_truncate_keeps_the_end_and_the_text_is_that_of_the_tokens",
     ),
     fault(
@@ -72,10 +72,10 @@ MUTATIONS = (
     ),
     fault(
         "T08",
-        "data/rendering.py",
+        "data/prompts/rendering.py",
         "return [row if row[: len(head)] == head else head + row for row in rows]",
         "return [head + row for row in rows]",
-        "unit/data/test_rendering.py::test_t08_chat_ids_are_those_of_the_template_in_one_step",
+        "unit/data/prompts/test_rendering.py::test_t08_chat_ids_are_those_of_the_template_in_one_step",
     ),
     fault(
         "T50",
@@ -101,7 +101,7 @@ MUTATIONS = (
     fault(
         "T10",
         "models/loading.py",
-        "noise = silence_config(config)",
+        "noise = {} if keep_dropout else silence_config(config)",
         "noise = {}",
         "unit/models/test_loading.py::test_t10_the_config_of_a_running_model_says_no_dropout",
     ),
@@ -158,10 +158,10 @@ MUTATIONS = (
     ),
     fault(
         "T15",
-        "data/collate.py",
+        "data/prompts/collate.py",
         "mask = torch.arange(width) >= width - lengths[:, None]  # [B, P]",
         "mask = prompt_ids != pad_id",
-        "unit/data/test_collate.py::test_t15_mask_comes_from_lengths_where_the_pad_id_is_a_token",
+        "unit/data/prompts/test_collate.py::test_t15_mask_comes_from_lengths_where_the_pad_id_is_a_token",
     ),
     fault(
         "T16",

@@ -21,8 +21,8 @@ MUTATIONS = (
     fault(
         "T23",
         "models/reward_model.py",
-        "elif self.tokenizer.chat_template is None:",
-        "elif True:",
+        "if self.tokenizer.chat_template is None:",
+        "if True:",
         "unit/models/test_reward_model.py::test_t23_a_chat_is_rendered_with_the_models_own_template",
     ),
     fault(

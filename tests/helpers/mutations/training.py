@@ -56,8 +56,8 @@ MUTATIONS = (
     fault(
         "T43",
         "modules/trainer_checks.py",
-        "lambda t: t.gradient_clip_val is not None,",
-        "lambda t: False,",
+        'lambda t: t.gradient_clip_val is not None,\n        "set',
+        'lambda t: False,\n        "set',
         "unit/modules/test_trainer_checks.py",
     ),
     fault(
@@ -275,7 +275,7 @@ MUTATIONS = (
     fault(
         "T58",
         "metrics/writer.py",
-        "kept = [row for row in rows if row[ITERATION] < iteration]",
+        "kept = [row for row in rows if row[self.axis] < iteration]",
         "kept = rows",
         "unit/metrics/test_writer.py::test_t58_resumed_run_writes_each_iteration_once",
     ),
