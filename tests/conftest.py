@@ -1,5 +1,6 @@
 """What holds for every test: offline, one thread, the same examples each time, tiny models."""
 
+import logging
 import os
 
 # Before anything imports these libraries, which read them once. Set, not defaulted: a test that
@@ -7,6 +8,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a forked process would only warn about it
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("deterministic")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """The command line lets the package's log be seen, and a later test may read it."""
+    log = logging.getLogger("ppo_lightning")
+    before = log.level, log.handlers[:]
+    yield
+    log.setLevel(before[0])
+    log.handlers[:] = before[1]
 
 
 @pytest.fixture(scope="session")

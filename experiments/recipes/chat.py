@@ -63,7 +63,7 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "judge": (),
     "ppo": (
         *("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "2"),
-        *("--data.buffer.num_prompts", "12", "--data.buffer.num_minibatches", "2"),
+        *("--data.buffer.num_prompts", "4", "--data.buffer.num_minibatches", "2"),
         *("--model.sampling.max_new_tokens", "12", "--model.guards.advice", "off"),
     ),
 }

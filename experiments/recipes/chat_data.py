@@ -102,6 +102,20 @@ class Reply:
         return as_messages(self.context, last="user")
 
 
+def _learned_pairs(replies: Sequence[Reply], sizes: Sizes, draw: random.Random) -> list[Record]:
+    """Pairs for the reward model, with short replies among them."""
+    short = [reply for reply in replies if _is_short(reply, words=1)]
+    found = pairs(
+        short[: sizes.pairs],
+        short,
+        draw,
+        hard=sizes.hard,
+        generic=sizes.generic,
+        same_length=sizes.same_length,
+    )
+    return list(found)
+
+
 def make_data(folder: Path, sizes: Sizes, *, seed: int = 0) -> Record:
     """Write all files of the recipe.
 
@@ -114,7 +128,6 @@ def make_data(folder: Path, sizes: Sizes, *, seed: int = 0) -> Record:
     for found in replies.values():
         draw.shuffle(found)
     close = {part: [r for r in found if _is_short(r)] for part, found in replies.items()}
-    learned = [reply for reply in replies["reward"] if _is_short(reply, words=1)]
     prompts = one_of_each(_brief(close["prompts"]), per_chat=40)[: sizes.prompts]
     asked = {reply.context[-1] for reply in prompts}
     fresh = [reply for reply in _brief(close["held_out"]) if reply.context[-1] not in asked]
@@ -124,16 +137,7 @@ def make_data(folder: Path, sizes: Sizes, *, seed: int = 0) -> Record:
         "val_demonstrations": _demonstrations(parts["held_out"], draw)[
             : sizes.held_out_demonstrations
         ],
-        "pairs": list(
-            pairs(
-                learned[: sizes.pairs],
-                learned,
-                draw,
-                hard=sizes.hard,
-                generic=sizes.generic,
-                same_length=sizes.same_length,
-            )
-        ),
+        "pairs": _learned_pairs(replies["reward"], sizes, draw),
         "val_pairs": list(
             pairs(one_of_each(close["held_out"])[: sizes.held_out_pairs], close["held_out"], draw)
         ),

@@ -20,6 +20,7 @@ from ppo_lightning.models.card import read_card, was_changed, weights_fingerprin
 from ppo_lightning.modules.export_model import export_callback
 from tests.helpers.cli import changed, run_cli, tiny_config, write_config
 from tests.helpers.runs import data_module, fit, ppo_module, trainer
+from tests.helpers.sft_runs import fit_sft, sft_data, sft_module
 
 VARIANTS = {"full": {}, "lora": {"policy": {"lora": LoraConfig(rank=4)}}}
 LORA = {"policy": {"lora": LoraConfig(rank=4)}}
@@ -73,6 +74,21 @@ def test_the_card_says_what_it_is_and_what_it_was_made_from(tiny_llama_dir, tmp_
         origin.fingerprint,
     ]
     assert second.made_from[0].kind == "ppo"
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_resumed_run_names_the_origin_that_it_began_with(tiny_llama_dir, tmp_path):
+    """Weights that are all trained come from the checkpoint, whatever the path holds by then."""
+    base, run = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(tiny_llama_dir, base)
+    began = weights_fingerprint(str(base))
+    fit_sft(run, sft_module(base), sft_data(), max_epochs=1)
+    shutil.rmtree(base)
+    shutil.copytree(run / "model", base)
+    last, again = run / "checkpoints" / "last.ckpt", tmp_path / "again"
+    with pytest.warns(UserWarning, match="other weights now than when this run began"):
+        fit_sft(again, sft_module(base), sft_data(), max_epochs=2, ckpt=last)
+    assert read_card(str(again)).made_from[0].fingerprint == began
 
 
 class Metric(pl.Callback):

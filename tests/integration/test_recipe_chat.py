@@ -149,7 +149,7 @@ def test_the_right_words_in_another_order_fit_less():
     found = train(chats, epochs=40, batch=64).fits(
         [("soup",)] * 2, ["my mother sells bread", "sells bread mother my"]
     )
-    assert found[0] > found[1] + 0.1
+    assert found[0] > 0.4 > 0 > found[1]
 
 
 def test_a_judge_that_was_saved_is_the_same(ranker, tmp_path):

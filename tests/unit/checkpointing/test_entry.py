@@ -90,6 +90,18 @@ def test_files_that_cannot_be_resumed_say_why():
     refused(lambda c: c["state_dict"].pop("adapter.bias"), r"lacks 1 weights.*adapter\.bias")
 
 
+@pytest.mark.parametrize(
+    ("kind", "slot"), [("ppo", "policy"), ("sft", "policy"), ("reward", "backbone")]
+)
+def test_another_base_is_named_by_its_option_and_by_what_it_was(kind, slot):
+    """A run's folder means its latest model, which another run may have written since."""
+    checkpoint = packed(Small())
+    checkpoint[KEY].update(kind=kind, models={slot: {"path": "runs/sft"}})
+    match = rf"`{slot}\.path`.*`runs/sft`.*lightning_logs/version_"
+    with pytest.raises(CheckpointError, match=match):
+        unpack_checkpoint(checkpoint, Small(seed=1), kind=kind)
+
+
 @pytest.mark.parametrize("lost", [["critic.bias"], ["critic.weight", "critic.bias"]])
 def test_t51_a_missing_critic_is_named(lost):
     def change(checkpoint):

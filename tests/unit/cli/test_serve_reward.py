@@ -91,3 +91,10 @@ def test_help_names_the_extra_commands(capsys):
     assert main(["serve-reward", "--help"]) == 0
     assert "--max-wait-ms" in capsys.readouterr().out
     assert importlib.util.find_spec("ppo_lightning.cli.serve_reward")
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_without_a_traceback(tmp_path, caplog, capsys):
+    assert main(["serve-reward", str(tmp_path), "--port", "0"]) == 2
+    assert "config.json" in capsys.readouterr().err
+    assert "Traceback" not in caplog.text
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]

@@ -41,6 +41,16 @@ def test_the_latest_version_with_a_model_counts_as_a_number(tmp_path, caplog):
     assert "Later runs there have none: version_11." in line
 
 
+def test_of_many_later_runs_without_a_model_three_are_named(tmp_path, caplog):
+    """Each validation and prediction has a version of its own."""
+    model(version(tmp_path, 0) / "model")
+    for number in range(1, 8):
+        version(tmp_path, number).mkdir()
+    with caplog.at_level(logging.INFO, logger="ppo_lightning"):
+        local_path(str(tmp_path))
+    assert "have none: version_7, version_6, version_5 and 4 others." in caplog.text
+
+
 def test_the_logs_folder_and_one_version_may_be_given_too(tmp_path):
     expected = model(version(tmp_path, 3) / "model")
     assert local_path(str(tmp_path / "lightning_logs")) == str(expected)

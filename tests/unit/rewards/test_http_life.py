@@ -94,9 +94,14 @@ def test_ctrl_c_ends_the_waiting_and_closes_the_connection(serve):
         closed.set()
         return False
 
-    _, reward = serve(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        reward(TWO)
+    # Processes that pytest-xdist starts ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _, reward = serve(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            reward(TWO)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert closed.wait(timeout=60)
 
 
