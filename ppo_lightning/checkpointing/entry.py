@@ -101,14 +101,23 @@ def unpack_checkpoint(
             "not part of it. Resume from one written at the end of an iteration."
         )
     if entry["fingerprint"] != fingerprint(module):
-        raise CheckpointError(
-            "The frozen base weights differ from those that the checkpoint was trained on: "
-            "`policy.path` points to another model, or its weights have changed."
-        )
+        raise CheckpointError(_other_base(entry))
     _add_frozen(checkpoint, module)
     _refuse_other_models(checkpoint["state_dict"], module, entry)
     _require_all(checkpoint["state_dict"], module)
     return entry  # type: ignore[no-any-return]
+
+
+def _other_base(entry: Mapping[str, Any]) -> str:
+    slot = "backbone" if entry.get("kind") == "reward" else "policy"
+    source = entry.get("models", {}).get(slot, {}).get("path")
+    former = f" (then `{source}`)" if source else ""
+    return (
+        "The frozen base weights differ from those that the checkpoint was trained on: "
+        f"`{slot}.path`{former} points to another model, or its weights have changed. A run's "
+        "folder means the model of its latest run: to take an earlier one, give its own path, "
+        "such as `runs/sft/lightning_logs/version_0/model`."
+    )
 
 
 def check_beside(entry: Mapping[str, Any], beside: Mapping[str, str]) -> None:

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"ppo-lightning: `{scorer.name}` is served at {server.url}", flush=True)
         received = server.wait()
     finally:
-        server.stop(now=True)
+        server.stop()  # `now` would leave a traceback of its lifespan
         server.join()
         scorer.close()
     return 130 if received == signal.SIGINT else 0

@@ -136,7 +136,8 @@ def _newer(versions: Iterable[Path], found: Path) -> str:
     """Say that later runs have left none, or not yet."""
     places = list(versions)
     later = places[: places.index(found.parent)] if found.parent in places else []
-    names = ", ".join(place.name for place in later)
+    names = ", ".join(place.name for place in later[:3])
+    names += f" and {len(later) - 3} others" if len(later) > 3 else ""
     return f" Later runs there have none: {names}." if names else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Literal
@@ -76,25 +77,35 @@ class ExportModel(pl.Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "epoch": self._best_epoch, "weights": dict(self._kept)}
+        best = {"best": self._best, "epoch": self._best_epoch, "weights": dict(self._kept)}
+        return best | {"source": None if self._source is None else asdict(self._source)}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._best, self._best_epoch = state_dict["best"], int(state_dict["epoch"])
         self._kept = dict(state_dict["weights"])
+        source = state_dict.get("source")  # files of before have none
+        self._source = None if source is None else Ancestor(**source)
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":  # of an earlier run with this object; a resumed one is loaded later
             self._best, self._best_epoch, self._kept = None, 0, {}
             self._mine = self._finished = False
+            self._source = None
 
     @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         source = _source_of(pl_module)
         if source is None or not trainer.is_global_zero:
             return
-        self._source = ancestor_of(source)
+        found, began = ancestor_of(source), self._source
+        self._source = began or found
+        if began is not None and began.fingerprint != found.fingerprint:
+            rank_zero_warn(
+                f"`{source}` holds other weights now than when this run began. The card of the "
+                "run's model will go on to name the former ones."
+            )
         if was_changed(source):
             rank_zero_warn(
                 f"`{source}`: its weights were changed after `ppo_lightning.json` was written, "
