@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -174,6 +174,12 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def as_jsonl(records: Iterable[Mapping[str, Any]]) -> str:
+    """Return one line of JSON for each record; NaN and infinities are written as null."""
+    lines = [json.dumps(finite(record), ensure_ascii=False) for record in records]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def append_jsonl(path: StrPath, record: Mapping[str, Any]) -> None:

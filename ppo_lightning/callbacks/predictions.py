@@ -10,9 +10,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from ppo_lightning.callbacks.records import as_jsonl
 from ppo_lightning.distributed import gather_objects
-from ppo_lightning.io import set_aside, write_text_atomic
+from ppo_lightning.io import as_jsonl, set_aside, write_text_atomic
 from ppo_lightning.modules import Answer
 from ppo_lightning.modules.metrics_file import run_folder
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from ppo_lightning.callbacks.records import as_jsonl
 from ppo_lightning.distributed import rank
-from ppo_lightning.io import write_text_atomic
+from ppo_lightning.io import as_jsonl, write_text_atomic
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules import Collected
 from ppo_lightning.types import Verdict

@@ -206,9 +206,6 @@ def _convert(given: argparse.Namespace) -> int:
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    import json
+    from ppo_lightning.io import as_jsonl, write_text_atomic
 
-    from ppo_lightning.io import finite, write_text_atomic
-
-    lines = [json.dumps(finite(row), ensure_ascii=False) for row in rows]
-    write_text_atomic(path, "\n".join(lines) + "\n")
+    write_text_atomic(path, as_jsonl(rows))

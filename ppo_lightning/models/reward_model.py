@@ -281,6 +281,15 @@ def _label_number(config: Any, label: int | str | None) -> int:
 
 def longest_text(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Most tokens that both model and tokenizer can take; None where neither has a limit."""
-    limits = [max_positions(model), tokenizer.model_max_length]
-    known = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]
+    return text_limit(max_positions(model), tokenizer)
+
+
+def text_limit(positions: int | None, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Say what ``longest_text`` does, of a model that is not loaded.
+
+    Args:
+        positions: That the model has; None is unlimited.
+        tokenizer: Its own.
+    """
+    known = [n for n in (positions, tokenizer.model_max_length) if n is not None and n < _NO_LIMIT]
     return min(known, default=None)

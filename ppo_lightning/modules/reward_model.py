@@ -43,6 +43,7 @@ from ppo_lightning.models import (
 )
 from ppo_lightning.models.card import ancestor_of, make_card, write_card
 from ppo_lightning.models.pad_token import cut_at_front, use_distinct_pad
+from ppo_lightning.models.reward_model import text_limit
 from ppo_lightning.modules.metrics_file import run_folder
 from ppo_lightning.modules.pair_steps import PairSteps
 from ppo_lightning.modules.reward_report import (
@@ -53,7 +54,6 @@ from ppo_lightning.modules.reward_report import (
     write_report,
 )
 
-_NO_LIMIT = 1_000_000_000  # tokenizers say 1e30 for it
 _MOST_NORMALISED = 1024  # training pairs whose scores the normalisation is measured on
 
 
@@ -155,8 +155,7 @@ class RewardModule(PairSteps):
         )
 
     def _max_length(self) -> int | None:
-        limits = [position_limit(self.backbone), self.tokenizer.model_max_length]
-        room = min((n for n in limits if n is not None and n < _NO_LIMIT), default=None)
+        room = text_limit(position_limit(self.backbone), self.tokenizer)
         wanted = self.reading.max_length
         if wanted is not None and room is not None and wanted > room:
             raise ConfigError(

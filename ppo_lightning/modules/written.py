@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from ppo_lightning.distributed import gather_objects
-from ppo_lightning.io import set_aside, write_text_atomic
+from ppo_lightning.io import as_jsonl, set_aside, write_text_atomic
 from ppo_lightning.modules.metrics_file import run_folder
 
 
@@ -96,4 +95,4 @@ class WrittenAnswers(pl.Callback):
 def as_lines(answers: Iterable[WrittenAnswer]) -> str:
     """Return the answers as JSONL, by number of the prompt."""
     ordered = sorted(answers, key=lambda answer: answer.number)
-    return "".join(json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in ordered)
+    return as_jsonl(map(asdict, ordered))

@@ -344,3 +344,15 @@ def test_names_that_are_there_and_errors_of_other_kinds_stay(path):
     with pytest.raises(OSError, match=r"^by hand$") as caught, io.naming(path):
         raise OSError("by hand")
     assert caught.value.filename is None
+
+
+def test_what_json_cannot_say_becomes_null():
+    record = {"a": float("nan"), "b": [1.5, float("inf")], "c": {"d": float("-inf")}, "e": "ä|\n"}
+    text = io.as_jsonl([record, {}])
+    assert text.endswith("\n{}\n")
+    assert json.loads(text.splitlines()[0]) == {
+        "a": None,
+        "b": [1.5, None],
+        "c": {"d": None},
+        "e": "ä|\n",
+    }
