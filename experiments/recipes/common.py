@@ -3,7 +3,7 @@
 A recipe is a row of steps. Each leaves its result in a file of its own in the recipe's folder, and
 a step whose file is there, made of the same ingredients, is not taken again (``Steps``). A run of
 ``ppo-lightning fit`` that was cut off goes on from its last checkpoint (``fit``). Both recipes
-(``reviews.py``, ``chat.py``) use this file; it knows neither of them.
+(``reviews.py``, ``chat.py``) and their row of steps (``recipe.py``) use this file; it knows none.
 """
 
 from __future__ import annotations

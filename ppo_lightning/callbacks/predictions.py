@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info
-from typing_extensions import override
-
-from ppo_lightning.distributed import gather_objects
-from ppo_lightning.io import as_jsonl, set_aside, write_text_atomic
 from ppo_lightning.modules import Answer
-from ppo_lightning.modules.metrics_file import run_folder
+from ppo_lightning.modules.written import PredictionFile
 
 
-class PredictionWriter(pl.Callback):
+class PredictionWriter(PredictionFile):
     """Write every answer of ``predict`` as one line: prompt, response, scores, KL.
 
     The file appears when all are there, in the order of the prompts; an earlier one is kept under
@@ -27,35 +20,7 @@ class PredictionWriter(pl.Callback):
     """
 
     def __init__(self, path: str | None = None) -> None:
-        self.path = path
-        self._answers: list[Answer] = []
-
-    @override
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._answers = []
-
-    @override
-    def on_predict_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._answers += [answer for answer in outputs or () if isinstance(answer, Answer)]
-
-    @override
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        folder = run_folder(trainer)
-        answers = gather_objects(self._answers)
-        if not trainer.is_global_zero or not answers:
-            return
-        path = folder / "predictions.jsonl" if self.path is None else Path(self.path)
-        set_aside(path)
-        write_text_atomic(path, as_jsonl(prediction_records(answers)))
-        rank_zero_info(f"{len(answers)} predictions written to {path}")
+        super().__init__(Answer, prediction_records, path)
 
 
 def prediction_records(answers: Iterable[Answer]) -> list[dict[str, Any]]:

@@ -56,6 +56,13 @@ def argument_names(owner: str, keys: Sequence[str] = ()) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
+def takes_more(owner: str) -> bool:
+    """Whether a class has a ``**parameter``, so that ``argument_names`` may not be all it takes."""
+    part = resolve(owner)
+    parameters = inspect.signature(part).parameters.values() if isinstance(part, type) else ()
+    return any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+
+
 def argument_types(owner: Any) -> dict[str, Any]:
     """Return the annotations of a class's arguments; empty where they cannot be read."""
     try:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppo_lightning import configs
-from ppo_lightning.cli.classes import argument_names, full_key, nearest_class, resolve
-from ppo_lightning.cli.config_files import find_class, find_key
+from ppo_lightning.cli.classes import argument_names, full_key, nearest_class, resolve, takes_more
+from ppo_lightning.cli.config_files import find_beside, find_class, find_key
 from ppo_lightning.errors import nearest, unknown_key_message
 
 _TYPES = {
@@ -208,8 +208,10 @@ def _unknown_key(problem: Problem, known_keys: Sequence[str], files: Sequence[Pa
     depth, candidates = _first_unknown(problem.owner, path, known_keys)
     outside = problem.steps[: len(problem.steps) - len(_own_steps(problem))]
     where = full_key([*outside, *path[:depth]])
+    key = full_key([*outside, *path[: depth + 1]])
     message = _unknown_message(path[depth], candidates, where)
-    return find_key(files, full_key([*outside, *path[: depth + 1]])) + message
+    certain = () if problem.owner and takes_more(problem.owner) else candidates
+    return f"{find_key(files, key)}{message}{_also_unknown(key, certain, files)}"
 
 
 def _first_unknown(
@@ -240,6 +242,17 @@ def _unknown_message(key: str, candidates: Sequence[str], where: str) -> str:
     if near and len(candidates) > _MANY:
         return f"unknown key `{key}` in {place}; did you mean `{near}`?"
     return unknown_key_message(key, candidates, place)
+
+
+def _also_unknown(key: str, candidates: Sequence[str], files: Sequence[Path]) -> str:
+    """Name further unknown keys beside the first, which is all that jsonargparse looks for."""
+    told = []
+    for entry in find_beside(files, key) if candidates else ():
+        name = entry.keys[-1]
+        if name.partition(".")[0].removesuffix("+") not in (*candidates, *_CLASS_KEYS, "<<"):
+            near = nearest(name, candidates)
+            told.append(f"`{name}` in line {entry.line}{f' (`{near}`?)' if near else ''}")
+    return f" Unknown there, too: {', '.join(told)}." if told else ""
 
 
 def _home_of(key: str, where: str) -> str | None:

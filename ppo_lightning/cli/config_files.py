@@ -29,11 +29,14 @@ class Entry:
         keys: The key's own name last; positions in lists are left out.
         line: Its line, from 1.
         value: What stands there, if it is a single value.
+        section: Where the mapping that holds it begins, in characters: one number for keys that
+            stand side by side, another for each entry of a list.
     """
 
     keys: tuple[str, ...]
     line: int
     value: str | None
+    section: int
 
 
 def prepare_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
@@ -106,6 +109,23 @@ def find_key(files: Sequence[Path], key: str, value: str | None = None) -> str:
     """
     keys = tuple(key.split("."))
     return _place(files, lambda entry: entry.keys == keys and _same(entry.value, value))
+
+
+def find_beside(files: Sequence[Path], key: str) -> list[Entry]:
+    """Return the keys that stand side by side with one, in the last file that has it.
+
+    Args:
+        files: Config files, later ones overriding.
+        key: In full.
+    """
+    keys = tuple(key.split("."))
+    for path in reversed(files):
+        entries = list(read_entries(path))
+        sections = [entry.section for entry in entries if entry.keys == keys]
+        if sections:
+            beside = (entry for entry in entries if entry.section == sections[0])
+            return [entry for entry in beside if entry.keys != keys]
+    return []
 
 
 def find_class(files: Sequence[Path], path: str) -> str:
@@ -208,5 +228,5 @@ def _entries(node: Any, keys: tuple[str, ...], path: Path) -> Iterator[Entry]:
             raise DataError(message, path=path, line=line)
         first[key] = line
         value = child.value if isinstance(child, yaml.ScalarNode) else None
-        yield Entry((*keys, key), line, value)
+        yield Entry((*keys, key), line, value, node.start_mark.index)
         yield from _entries(child, (*keys, key), path)

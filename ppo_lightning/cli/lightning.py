@@ -226,7 +226,7 @@ class PPOLightningCLI(LightningCLI):
     def _require_last(self, kwargs: dict[str, Any]) -> None:
         """Put the file in the place of ``last``; an untrained model is not what was asked for."""
         if kwargs.get("ckpt_path") == "last":
-            kwargs["ckpt_path"] = last_checkpoint(self.trainer)
+            kwargs["ckpt_path"] = last_checkpoint(self.trainer, trains=False)
             if kwargs["ckpt_path"] is None and not is_nameless(self.trainer):
                 raise ConfigError("`ckpt_path: last`: no run has left a checkpoint; name a file.")
 

@@ -51,6 +51,9 @@ class PolicyConfig:
             adapters may be bfloat16 (the adapters are float32 then).
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``; None lets
             transformers choose.
+        padding_free: Read the rows of a batch one after the other, so that padding is not computed,
+            where the family's attention allows it (found out when the model is loaded, for
+            ``sdpa``); false pads them, which is slower and the same up to rounding.
         lora: Train adapters instead of the weights.
         gradient_checkpointing: Recompute activations in the backward pass.
         trust_remote_code: Run code that a model folder carries.
@@ -59,6 +62,7 @@ class PolicyConfig:
     path: str
     dtype: DType = "float32"
     attn_implementation: str | None = "sdpa"
+    padding_free: bool = True
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False

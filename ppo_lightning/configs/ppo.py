@@ -49,8 +49,9 @@ class PPOConfig:
         value_huber_delta: Huber loss instead of the square beyond this error; None is the square.
         ent_coef: Weight of the entropy bonus.
         loss_aggregation: ``token`` averages over valid tokens, ``sequence`` over responses' means.
-        microbatch_tokens: Most tokens, padding and prompt included, in one forward and backward;
-            None takes a minibatch whole. Passes without gradient keep to it too, or to 8192 tokens.
+        microbatch_tokens: Most tokens, prompts included, in one forward and backward; padding
+            counts where it is computed (see ``PolicyConfig.padding_free``). None takes a minibatch
+            whole. Passes without gradient keep to it too, or to 8192 tokens.
     """
 
     objective: Literal["clip", "penalty"] = "clip"

@@ -22,6 +22,7 @@ class BackboneConfig(PolicyConfig):
             adapters may be bfloat16 (the adapters and the head are float32 then).
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``; None lets
             transformers choose.
+        padding_free: Of a policy; a reward model is read padded.
         lora: Train adapters and the head instead of all weights.
         gradient_checkpointing: Recompute activations in the backward pass.
         trust_remote_code: Run code that a model folder carries.

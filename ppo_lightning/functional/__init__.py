@@ -70,6 +70,7 @@ from ppo_lightning.functional.normalize import (
     whiten,
     zscore,
 )
+from ppo_lightning.functional.output_layer import LinearLogprobs, linear_logprobs
 from ppo_lightning.functional.preferences import (
     LengthBias,
     ReliabilityBin,
@@ -113,6 +114,7 @@ __all__ = [
     "KLEstimator",
     "KLPlacement",
     "LengthBias",
+    "LinearLogprobs",
     "LossAggregation",
     "Moments",
     "Multiplier",
@@ -162,6 +164,7 @@ __all__ = [
     "last_index",
     "leave_one_out",
     "length_bias",
+    "linear_logprobs",
     "log_ratio",
     "log_softmax",
     "logprobs_and_entropy",

@@ -11,6 +11,7 @@ from ppo_lightning.models.adapters import (
 from ppo_lightning.models.checks import check_vocabulary, embedding_rows, max_positions
 from ppo_lightning.models.decoding import check_decoding, decode_step
 from ppo_lightning.models.fingerprint import fingerprint
+from ppo_lightning.models.inputs import ModelInputs
 from ppo_lightning.models.loading import (
     check_tokenizers,
     folder_end_ids,
@@ -23,13 +24,15 @@ from ppo_lightning.models.loading import (
     position_limits,
 )
 from ppo_lightning.models.locate import local_path
+from ppo_lightning.models.reading import Reading, keep_reading, learn_reading, reading_of
 from ppo_lightning.models.reference import ReferencePolicy, trained_weights
 from ppo_lightning.models.reward_model import ScorerTokens, SequenceScorer, sequence_logits
 from ppo_lightning.models.saving import save_model
 from ppo_lightning.models.score_head import normalised_head
 from ppo_lightning.models.scorer_network import base_scorer, build_scorer
-from ppo_lightning.models.scoring import ModelInputs, PolicyOutput, policy_logprobs
+from ppo_lightning.models.scoring import PolicyOutput, policy_logprobs
 from ppo_lightning.models.settings import FolderSettings, add_end_id, settings_of
+from ppo_lightning.models.slots import KeyValueSlots, read_prompts, step_slots
 from ppo_lightning.models.stopping import end_token_ids, special_stop_ids
 from ppo_lightning.models.templates import use_template
 from ppo_lightning.models.token_rows import check_packing, learned_scores
@@ -38,8 +41,10 @@ from ppo_lightning.models.value_network import ValueHead, ValueNetwork
 __all__ = [
     "ActorCritic",
     "FolderSettings",
+    "KeyValueSlots",
     "ModelInputs",
     "PolicyOutput",
+    "Reading",
     "ReferencePolicy",
     "ScorerTokens",
     "SequenceScorer",
@@ -63,6 +68,8 @@ __all__ = [
     "fingerprint",
     "folder_end_ids",
     "is_adapted",
+    "keep_reading",
+    "learn_reading",
     "learned_scores",
     "load_causal_lm",
     "load_reward_model",
@@ -76,10 +83,13 @@ __all__ = [
     "policy_logprobs",
     "position_limit",
     "position_limits",
+    "read_prompts",
+    "reading_of",
     "save_model",
     "sequence_logits",
     "settings_of",
     "special_stop_ids",
+    "step_slots",
     "trained_weights",
     "use_template",
 ]

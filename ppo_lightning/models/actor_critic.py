@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from ppo_lightning.configs import CriticConfig, PolicyConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import attach_lora, base_causal_lm
+from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.loading import load_causal_lm, load_value_network
+from ppo_lightning.models.reading import reading_of
 from ppo_lightning.models.scoring import (
+    Asked,
     PolicyOutput,
-    after_last_token,
-    last_logits,
-    last_logits_and_states,
-    model_inputs,
-    score_tokens,
+    layout_for,
+    response_scores,
+    trunk_states,
     unknown_logprobs,
 )
 from ppo_lightning.models.value_network import ValueHead, ValueNetwork, output_width
@@ -81,43 +82,40 @@ class ActorCritic(nn.Module):
         Returns:
             What was asked for; the rest is None, and log-probabilities are nan.
         """
-        final = values and final_values
-        scores, states = self._ask(sequences, policy=policy, values=values, final=final)
-        if scores is not None:
-            output = score_tokens(
-                scores[:, : sequences.response_ids.shape[1]],
-                sequences,
-                temperature=temperature,
-                entropy=entropy,
-                entropy_grad=entropy_grad,
-                logits=logits,
-            )
-        else:
-            assert states is not None
-            output = PolicyOutput(unknown_logprobs(sequences, states))
-        return output if states is None else _with_values(output, states, sequences, final)
-
-    def _ask(
-        self, sequences: Sequences, *, policy: bool, values: bool, final: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Logits ``[B, R or R + 1, V]`` and values ``[B, R + final]`` from column P - 1 on."""
         if not (policy or values):
             raise ValueError("nothing was asked for: set `policy` or `values`.")
-        actor, width = base_causal_lm(self.actor), sequences.response_ids.shape[1]
-        inputs = model_inputs(sequences, final=final)
-        if self.value_head is not None and values:
-            with torch.set_grad_enabled(policy and torch.is_grad_enabled()):
-                scores, hidden = last_logits_and_states(actor, inputs, width=width + final)
-            hidden = _scale_gradient(hidden, self.trunk_grad_scale)
-            return (scores if policy else None), self.value_head(hidden).squeeze(-1)
-        states: Tensor | None = None
-        if values:
-            assert self.critic is not None
-            states = self.critic(*inputs)[:, -(width + final) :]
-        # The actor always sees the same columns: other shapes of a batch may round otherwise, and
-        # the ratio of the first minibatch would not be 1.
-        inputs = inputs.without_last_column() if final else inputs
-        return (last_logits(actor, inputs, width=width) if policy else None), states
+        asked = Asked(temperature, entropy=entropy, entropy_grad=entropy_grad, logits=logits)
+        final = values and final_values
+        if self.critic is None:
+            return self._with_shared_trunk(sequences, asked, policy, values, final)
+        output: PolicyOutput | None = None
+        if policy:
+            output = response_scores(self.causal_lm, layout_for(self.causal_lm, sequences), asked)[
+                0
+            ]
+        if not values:
+            assert output is not None
+            return output
+        layout = layout_for(self.critic.backbone, sequences, final=final)
+        return _with_values(output, self.critic(layout), layout, sequences, final=final)
+
+    def _with_shared_trunk(
+        self, sequences: Sequences, asked: Asked, policy: bool, values: bool, final: bool
+    ) -> PolicyOutput:
+        """Ask the actor, and the value head about the same states."""
+        layout = layout_for(self.causal_lm, sequences, final=final)
+        output: PolicyOutput | None = None
+        if policy:
+            output, states = response_scores(self.causal_lm, layout, asked)
+        else:
+            with torch.no_grad():
+                states = trunk_states(self.causal_lm, layout)
+        if not values:
+            assert output is not None
+            return output
+        assert self.value_head is not None
+        values_ = self.value_head(_scale_gradient(states, self.trunk_grad_scale)).squeeze(-1)
+        return _with_values(output, values_, layout, sequences, final=final)
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
         """Trainable parameters of the policy, a shared trunk included."""
@@ -130,19 +128,32 @@ class ActorCritic(nn.Module):
         return (p for p in part.parameters() if p.requires_grad)
 
     @property
+    def packs(self) -> bool:
+        """Whether no network computes padding."""
+        trunks = [self.causal_lm] if self.critic is None else [self.causal_lm, self.critic.backbone]
+        return all(reading_of(trunk).packed for trunk in trunks)
+
+    @property
     def causal_lm(self) -> nn.Module:
         """The actor as transformers' own model, its adapter acting."""
         return base_causal_lm(self.actor)
 
 
 def _with_values(
-    output: PolicyOutput, states: Tensor, sequences: Sequences, final: bool
+    output: PolicyOutput | None,
+    values: Tensor,
+    layout: TokenLayout,
+    sequences: Sequences,
+    *,
+    final: bool,
 ) -> PolicyOutput:
-    """Add the values of the states before each token, and after the last."""
-    mask = sequences.response_mask
-    values = states[:, : mask.shape[1]].masked_fill(~mask, 0)
+    """Add the values of the states before each token, and after the last. ``[N + M]``."""
+    count = len(layout.places)
+    if output is None:
+        output = PolicyOutput(unknown_logprobs(sequences, values))
     return output._replace(
-        values=values, final_values=after_last_token(states, mask) if final else None
+        values=layout.on_tokens(values[:count]),
+        final_values=layout.on_rows(values[count:]) if final else None,
     )
 
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from safetensors import SafetensorError, safe_open
 
 from ppo_lightning import __version__
 from ppo_lightning.errors import DataError, ModelError
@@ -22,15 +19,13 @@ from ppo_lightning.io import read_json, write_json_atomic
 from ppo_lightning.models.folders import adapter_base, has_tokenizer, is_adapter
 from ppo_lightning.models.loading import load_tokenizer
 from ppo_lightning.models.locate import local_path
+from ppo_lightning.models.weight_files import sampled_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CARD = "ppo_lightning.json"
 FORMAT_VERSION = 1
-
-_SAMPLED = 64  # values of a tensor: training moves all of them
-_ENDS = 1 << 20  # bytes at either end of a file that is no safetensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +112,21 @@ def make_card(
     return ModelCard(
         kind=kind,
         fingerprint=weights_fingerprint(str(folder)),
-        made_from=() if source is None else (source, *_ancestors_of(source.path)),
+        made_from=_line_of(source),
         tokenizer=tokenizer,
         chat_template=template,
         settings=dict(settings),
     )
+
+
+def with_source(card: ModelCard, source: Ancestor | None) -> ModelCard:
+    """Let a card name another origin; what it says of the weights stays.
+
+    Args:
+        card: Of a model.
+        source: See ``make_card``.
+    """
+    return replace(card, made_from=_line_of(source))
 
 
 def write_card(folder: Path, card: ModelCard) -> None:
@@ -164,7 +169,7 @@ def weights_fingerprint(path: str) -> str:
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    for line in sorted(_lines_of(folder)):
+    for line in sorted(sampled_lines(folder)):
         digest.update(line)
     if is_adapter(str(folder)):
         digest.update(weights_fingerprint(adapter_base(str(folder))).encode())
@@ -190,45 +195,13 @@ def digests_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     return _sha(vocabulary), _sha(json.dumps(template)) if template else ""
 
 
-def _ancestors_of(path: str) -> tuple[Ancestor, ...]:
-    card = read_card(path)
-    return () if card is None else card.made_from
+def _line_of(source: Ancestor | None) -> tuple[Ancestor, ...]:
+    """Return a model and what it was made from itself."""
+    if source is None:
+        return ()
+    card = read_card(source.path)
+    return (source, *(() if card is None else card.made_from))
 
 
 def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _lines_of(folder: Path) -> Iterator[bytes]:
-    """Something for each tensor, or for each file of another format."""
-    found = list(folder.glob("*.safetensors"))
-    for file in found:
-        yield from _tensor_lines(file)
-    for file in [] if found else sorted(folder.glob("*.bin")):
-        yield _ends_of(file)
-
-
-def _tensor_lines(file: Path) -> list[bytes]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            return [_line(name, tensors.get_tensor(name)) for name in tensors.keys()]  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"`{file}` cannot be read: {error}. Copy it again.") from error
-
-
-def _line(name: str, tensor: torch.Tensor) -> bytes:
-    flat = tensor.flatten()
-    count = min(len(flat), _SAMPLED)
-    # In float32 the last place of a large tensor would be rounded to one behind its end.
-    places = torch.linspace(0, max(len(flat) - 1, 0), count, dtype=torch.float64).long()
-    values = flat[places].float().numpy().tobytes() if len(flat) else b""
-    return f"{name}{tuple(tensor.shape)}".encode() + values
-
-
-def _ends_of(file: Path) -> bytes:
-    size = file.stat().st_size
-    with open(file, "rb") as content:
-        head = content.read(_ENDS)
-        content.seek(max(size - _ENDS, 0))
-        tail = content.read(_ENDS)
-    return f"{file.name}{size}".encode() + head + tail

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ppo_lightning.errors import ModelError
-from ppo_lightning.models.scoring import ModelInputs, call_model
+from ppo_lightning.models.attention import ATTENTION
+from ppo_lightning.models.inputs import ModelInputs, call_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _UNLIMITED = {"mpt"}  # ALiBi: the length in its config is that of the training
-_RUNS_ANYWHERE = {"sdpa", "eager", None}
+_RUNS_ANYWHERE = {"sdpa", "eager", ATTENTION, None}
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, models: Mapping[str, nn.Module]) -> None:

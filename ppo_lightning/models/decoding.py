@@ -11,7 +11,7 @@ from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import position_ids
 from ppo_lightning.models.adapters import base_causal_lm
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
-from ppo_lightning.models.scoring import ModelInputs, call_model, forward_parameters
+from ppo_lightning.models.inputs import ModelInputs, call_model, forward_parameters
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 

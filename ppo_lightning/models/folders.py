@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,12 @@ def unreadable(path: str, kind: str, error: BaseException) -> ModelError:
         kind: ``model`` or ``tokenizer``.
         error: Of transformers.
     """
+    if re.fullmatch(r"[\w.-]+", path) and isinstance(error, OSError) and not Path(path).exists():
+        return ModelError(
+            f"`{path}` is neither a folder here nor a model from the hub: {first_line(error)} Give "
+            f"the path of a folder (relative paths start at {Path.cwd()}), `package:NAME`, or a "
+            "hub name while the hub can be reached."
+        )
     return ModelError(
         f"no {kind} can be loaded from `{path}`: {first_line(error)} Give a folder "
         "that holds one (with `config.json`), `package:NAME`, or a hub name while the hub can be "

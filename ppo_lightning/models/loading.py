@@ -33,6 +33,7 @@ from ppo_lightning.models.folders import (
     unreadable,
 )
 from ppo_lightning.models.locate import local_path
+from ppo_lightning.models.reading import learn_reading
 from ppo_lightning.models.score_head import one_score_config, score_layer, start_head
 from ppo_lightning.models.settings import (
     FolderSettings,
@@ -245,6 +246,7 @@ def _load(
     model.eval()  # type: ignore[no-untyped-call]
     if decoder:
         check_behaviour(model, source.path)
+        learn_reading(model, packing=source.padding_free)
     return model
 
 

@@ -12,10 +12,10 @@ from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import last_index, position_ids
 from ppo_lightning.models.checks import max_positions
 from ppo_lightning.models.fingerprint import fingerprint
+from ppo_lightning.models.inputs import ModelInputs, call_model
 from ppo_lightning.models.loading import load_reward_model
 from ppo_lightning.models.precision import quantise_linears
 from ppo_lightning.models.score_head import exact_head, exact_linear
-from ppo_lightning.models.scoring import ModelInputs, call_model
 from ppo_lightning.types import Message
 
 if TYPE_CHECKING:

@@ -6,23 +6,23 @@ asked about the contents of padding, and log-probabilities are float32 at the sa
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ppo_lightning.functional import (
-    last_index,
+    LinearLogprobs,
+    linear_logprobs,
     logprobs_and_entropy,
-    position_ids,
     token_logprobs,
     upcast,
 )
 from ppo_lightning.models.adapters import base_causal_lm
+from ppo_lightning.models.inputs import call_model
+from ppo_lightning.models.layout import TokenLayout
+from ppo_lightning.models.reading import reading_of
 from ppo_lightning.types import Sequences
 
 
@@ -45,97 +45,119 @@ class PolicyOutput(NamedTuple):
     final_values: Tensor | None = None
 
 
-class ModelInputs(NamedTuple):
-    """Arguments of one forward pass, each ``[B, S]`` long."""
+class Asked(NamedTuple):
+    """What is wanted of the output layer.
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    position_ids: Tensor
+    Attributes:
+        temperature: Of the sampling distribution, above 0.
+        entropy: Whether to compute the entropy too.
+        entropy_grad: False where the entropy is only logged; saves memory.
+        logits: Whether to return the logits too.
+    """
 
-    def without_last_column(self) -> ModelInputs:
-        """Return ``[B, S - 1]``."""
-        return ModelInputs(*(part[:, :-1] for part in self))
+    temperature: float
+    entropy: bool = False
+    entropy_grad: bool = True
+    logits: bool = False
 
 
-def model_inputs(sequences: Sequences, *, final: bool) -> ModelInputs:
-    """Lay prompt and response out for a forward pass.
-
-    The ids under padding are replaced, so that any number may stand there. Without ``final`` the
-    last column is left out: nothing comes after it that it could predict.
+def response_scores(
+    model: nn.Module, layout: TokenLayout, asked: Asked
+) -> tuple[PolicyOutput, Tensor]:
+    """Score the response tokens of a batch with a causal language model.
 
     Args:
-        sequences: Prompts and responses.
-        final: Whether the state after the last token is wanted too.
+        model: Of transformers, its adapters acting.
+        layout: The batch.
+        asked: What is wanted.
 
     Returns:
-        ``S`` is ``P + R`` with ``final`` and ``P + R - 1`` without.
+        The output without values, and the states that the layout asks about. ``[N + M, H]``.
     """
-    ids, mask = sequences.input_ids, sequences.attention_mask
-    inputs = ModelInputs(ids.masked_fill(~mask, 0), mask.long(), position_ids(mask))
-    return inputs if final else inputs.without_last_column()
+    count, found = len(layout.places), []
+
+    def fused(head: Any, states: Tensor) -> Tensor:
+        scores = linear_logprobs(
+            states[:count],
+            head.weight,
+            head.bias,
+            layout.targets,
+            temperature=asked.temperature,
+            entropy=asked.entropy,
+            entropy_grad=asked.entropy_grad,
+        )
+        found.append(scores)
+        return scores.logprobs[None, :, None]
+
+    # An adapter on the output layer makes another layer of it.
+    plain = type(model.get_output_embeddings()) is nn.Linear  # type: ignore[operator]
+    if plain and reading_of(model).fused_head and not asked.logits:
+        _, states = states_at_door(model, layout, fused)
+        return _written(layout, found[0]), states
+
+    def own(head: nn.Module, states: Tensor) -> Tensor:
+        return type(head).forward(head, states[None, :count])  # type: ignore[no-any-return]
+
+    logits, states = states_at_door(model, layout, own)
+    rows = upcast(logits[0]) if asked.logits else logits[0]
+    output = _written(layout, _scored(rows, layout.targets, asked))
+    return (output._replace(logits=layout.on_tokens(rows)) if asked.logits else output), states
 
 
-def forward_parameters(model_class: type[nn.Module]) -> frozenset[str]:
-    """Name the arguments of a model's forward pass."""
-    return _parameters(model_class.forward)
-
-
-@cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Look a signature up once: it takes as long as a tiny model's layer."""
-    return frozenset(inspect.signature(function).parameters)
-
-
-def call_model(model: nn.Module, inputs: ModelInputs, **options: Any) -> Any:
-    """Run a transformers model without a cache, with the options that its family knows.
-
-    Families without ``position_ids`` (ALiBi, recurrent ones) read the attention mask instead.
-    """
-    known = forward_parameters(type(model))
-    options = {"position_ids": inputs.position_ids, "use_cache": False, **options}
-    return model(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
-        **{name: value for name, value in options.items() if name in known},
-    )
-
-
-def last_logits(model: nn.Module, inputs: ModelInputs, *, width: int) -> Tensor:
-    """Logits at the last ``width`` columns only. ``[B, width, V]``."""
-    logits: Tensor = call_model(model, inputs, logits_to_keep=width).logits
-    return logits[:, -width:]
-
-
-def last_logits_and_states(
-    model: nn.Module, inputs: ModelInputs, *, width: int
+def states_at_door(
+    model: nn.Module, layout: TokenLayout, instead: Callable[[nn.Module, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Logits, and what the output layer made them from, in one pass.
+    """Call a model whose output layer sees only the states that are asked about.
 
-    The state is caught at the door of the output layer rather than taken from the trunk, since
-    some families scale or project it on the way there.
+    They are caught at the door of that layer rather than taken from the trunk, since some families
+    scale or project them on the way there. The layer is still called as a module, so that what
+    watches it (sharding, say) goes on to do so.
+
+    Args:
+        model: Causal language model of transformers.
+        layout: The batch.
+        instead: Takes the place of the layer's ``forward``: the layer and the states, of shape
+            ``[N + M, H]``, to what the model then takes for logits.
 
     Returns:
-        ``[B, width, V]`` and ``[B, width, H]``.
+        What the model made of the result, and the states.
     """
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-    with _caught_input(head) as caught:
-        logits = last_logits(model, inputs, width=width)
-    return logits, caught[-1][:, -width:]
-
-
-@contextmanager
-def _caught_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what a module is called with."""
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
     caught: list[Tensor] = []
 
-    def catch(_: nn.Module, args: tuple[Any, ...]) -> None:
-        caught.append(args[0])
+    def forward(hidden: Tensor) -> Tensor:
+        caught.append(hidden.flatten(0, 1)[layout.asked])
+        return instead(head, caught[-1])
 
-    handle = module.register_forward_pre_hook(catch)
+    head.forward = forward
     try:
-        yield caught
+        logits: Tensor = call_model(model, layout.inputs).logits
     finally:
-        handle.remove()
+        del head.forward
+    return logits, caught[-1]
+
+
+def trunk_states(model: nn.Module, layout: TokenLayout) -> Tensor:
+    """Return the states that a layout asks about, and spare the output layer. ``[N + M, H]``."""
+    return states_at_door(model, layout, lambda _, states: states[None, :1])[1]
+
+
+def _scored(logits: Tensor, targets: Tensor, asked: Asked) -> LinearLogprobs:
+    """Score tokens from logits that a model has made. ``[N, V]``."""
+    if not asked.entropy:
+        found = token_logprobs(logits, targets, temperature=asked.temperature)
+        return LinearLogprobs(found, None)
+    both = logprobs_and_entropy(
+        logits, targets, temperature=asked.temperature, entropy_grad=asked.entropy_grad
+    )
+    return LinearLogprobs(*both)
+
+
+def _written(layout: TokenLayout, scores: LinearLogprobs) -> PolicyOutput:
+    return PolicyOutput(
+        logprobs=layout.on_tokens(scores.logprobs),
+        entropy=None if scores.entropy is None else layout.on_tokens(scores.entropy),
+    )
 
 
 def policy_logprobs(
@@ -158,60 +180,17 @@ def policy_logprobs(
     Returns:
         Without values.
     """
-    inputs = model_inputs(sequences, final=False)
-    width = sequences.response_ids.shape[1]
-    scores = last_logits(base_causal_lm(model), inputs, width=width)
-    return score_tokens(scores, sequences, temperature=temperature, entropy=entropy, logits=logits)
+    base = base_causal_lm(model)
+    layout = layout_for(base, sequences)
+    asked = Asked(temperature, entropy=entropy, logits=logits)
+    return response_scores(base, layout, asked)[0]
 
 
-def score_tokens(
-    scores: Tensor,
-    sequences: Sequences,
-    *,
-    temperature: float,
-    entropy: bool,
-    entropy_grad: bool = True,
-    logits: bool = False,
-) -> PolicyOutput:
-    """Turn the logits that predict each response token into log-probabilities.
-
-    Args:
-        scores: Column t predicts response token t. ``[B, R, V]`` float of any precision.
-        sequences: Gives the tokens and their mask.
-        temperature: Of the sampling distribution, above 0.
-        entropy: Whether to compute the entropy too.
-        entropy_grad: False where the entropy is only logged; saves memory.
-        logits: Whether to return the logits too.
-    """
-    mask = sequences.response_mask
-    ids = sequences.response_ids.masked_fill(~mask, 0)
-    if logits:
-        scores = upcast(scores)
-    spread: Tensor | None = None
-    if entropy:
-        logprobs, spread = logprobs_and_entropy(
-            scores, ids, temperature=temperature, entropy_grad=entropy_grad
-        )
-        spread = spread.masked_fill(~mask, 0)
-    else:
-        logprobs = token_logprobs(scores, ids, temperature=temperature)
-    return PolicyOutput(
-        logprobs=logprobs.masked_fill(~mask, 0), entropy=spread, logits=scores if logits else None
-    )
-
-
-def after_last_token(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Pick the value of the state that each response ends in.
-
-    Args:
-        values: Column t is the state before response token t. ``[B, R + 1]``.
-        response_mask: ``[B, R]`` bool.
-
-    Returns:
-        ``[B]``, 0 in a row without a valid token.
-    """
-    last = last_index(response_mask)
-    return values.gather(1, (last + 1)[:, None])[:, 0].masked_fill(last < 0, 0)
+def layout_for(model: nn.Module, sequences: Sequences, *, final: bool = False) -> TokenLayout:
+    """Lay sequences out as a model reads them: without padding where it can."""
+    reading = reading_of(model)
+    longest = sequences.prompt_ids.shape[1] + sequences.response_ids.shape[1]
+    return TokenLayout.of(sequences, packed=reading.takes_packed(longest), final=final)
 
 
 def unknown_logprobs(sequences: Sequences, like: Tensor) -> Tensor:

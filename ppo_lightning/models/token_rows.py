@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import token_logprobs
 from ppo_lightning.models.adapters import base_causal_lm
+from ppo_lightning.models.attention import ATTENTION
 from ppo_lightning.models.checks import can_be_tried
-from ppo_lightning.models.scoring import ModelInputs, call_model
+from ppo_lightning.models.inputs import ModelInputs, call_model
+from ppo_lightning.models.reading import attention_window
 
 
 class LearnedScores(NamedTuple):
@@ -69,7 +71,7 @@ def _block_mask(segments: Tensor, model: Any) -> Tensor:
     width = segments.shape[1]
     same = segments[:, None, :, None] == segments[:, None, None, :]
     seen = same & torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
-    if model.config._attn_implementation == "sdpa":
+    if model.config._attn_implementation in ("sdpa", ATTENTION):
         return seen
     # Others add the mask to their scores.
     hidden = torch.finfo(model.dtype).min
@@ -104,11 +106,11 @@ def check_packing(model: nn.Module, *, longest: int = 0) -> None:
     """
     base: Any = base_causal_lm(model)
     kind = base.config._attn_implementation
-    if kind not in ("sdpa", "eager"):
+    if kind not in ("sdpa", "eager", ATTENTION):
         raise ModelError(
             f"`packing: true` needs `policy.attn_implementation: sdpa` (or `eager`), got {kind}."
         )
-    window = _window(base.config)
+    window = attention_window(base.config)
     if window is not None and longest > window:
         raise ModelError(
             f"`packing: true`: {type(base).__name__} looks back {window} tokens at most, which "
@@ -129,16 +131,6 @@ def check_packing(model: nn.Module, *, longest: int = 0) -> None:
             f"`packing: true`: in {type(base).__name__} examples in one row would see each other. "
             "Leave `packing` off for this model."
         )
-
-
-def _window(config: Any) -> int | None:
-    """Tokens that the layers with a sliding or chunked attention see; None if there is no such."""
-    text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or ["sliding"]
-    if not any(word in kind for kind in kinds for word in ("sliding", "chunked")):
-        return None
-    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((int(size) for size in sizes if size), default=None)
 
 
 def _trial(model: Any, ids: list[list[int]], segments: list[list[int]]) -> Tensor:

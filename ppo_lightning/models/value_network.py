@@ -13,7 +13,8 @@ from transformers import AutoModelForSequenceClassification
 
 from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import accumulation_dtype
-from ppo_lightning.models.scoring import ModelInputs, call_model
+from ppo_lightning.models.inputs import ModelInputs, call_model
+from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.settings import keep_settings, settings_of
 
 if TYPE_CHECKING:
@@ -95,20 +96,30 @@ class ValueNetwork(nn.Module):
             )
         return cls(_trunk(model), ValueHead.from_linear(score))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(self, layout: TokenLayout) -> Tensor:
+        """Value the states that a layout asks about.
+
+        Args:
+            layout: Of a batch; see ``layout_for``.
+
+        Returns:
+            ``[N + M]`` float32 or float64: of the states before scored tokens, then of those after
+            the last ones.
+        """
+        hidden = call_model(self.backbone, layout.inputs).last_hidden_state
+        values: Tensor = self.head(hidden.flatten(0, 1)[layout.asked])
+        return values.squeeze(-1)
+
+    def all_values(self, inputs: ModelInputs) -> Tensor:
         """Value every state; column t is the state after token t.
 
         Args:
-            input_ids: ``[B, S]`` long.
-            attention_mask: True or 1 on real tokens. ``[B, S]``.
-            position_ids: ``[B, S]`` long.
+            inputs: Padded rows.
 
         Returns:
             ``[B, S]`` float32 or float64, meaningless at padding.
         """
-        inputs = ModelInputs(input_ids, attention_mask, position_ids)
-        hidden = call_model(self.backbone, inputs).last_hidden_state
-        values: Tensor = self.head(hidden)
+        values: Tensor = self.head(call_model(self.backbone, inputs).last_hidden_state)
         return values.squeeze(-1)
 
     def as_sequence_classifier(self, *, pad_token_id: int | None = None) -> PreTrainedModel:

@@ -84,7 +84,7 @@ def use_checkpoint_files(trainer: pl.Trainer) -> None:
         strategy.save_checkpoint = _Agreed(strategy)
 
 
-def last_checkpoint(trainer: pl.Trainer) -> Path | None:
+def last_checkpoint(trainer: pl.Trainer, *, trains: bool = True) -> Path | None:
     """Find the checkpoint that a run goes on from after it was stopped or killed.
 
     ``trainer.fit(module, data, ckpt_path=last_checkpoint(trainer))`` is what the command line does
@@ -92,13 +92,14 @@ def last_checkpoint(trainer: pl.Trainer) -> Path | None:
 
     Args:
         trainer: Not yet fitted; its folders are searched, those of earlier runs too.
+        trains: Whether the run goes on from the file, rather than measuring its weights.
 
     Returns:
         The newest file that can be resumed; None, and a line that says so, if there is none.
     """
     folders = checkpoint_folders(trainer)
     newest = newest_good(folders)
-    _tell(newest, folders)
+    _tell(newest, folders, trains=trains)
     return newest.path
 
 
@@ -167,17 +168,19 @@ def _agreed(trainer: pl.Trainer, path: Any) -> Any:
 
 
 @rank_zero_only
-def _tell(newest: Newest, folders: list[Path]) -> None:
+def _tell(newest: Newest, folders: list[Path], *, trains: bool) -> None:
     for line in newest.skipped:
-        print(f"Not resumed from: {line}.", file=sys.stderr)
+        print(f"Not {'resumed from' if trains else 'taken'}: {line}.", file=sys.stderr)
     if newest.path is None:
         places = " or ".join(f"`{folder}`" for folder in folders)
-        print(f"There is no checkpoint to resume from in {places}.", file=sys.stderr)
+        purpose, then = (" to resume from", ": the run starts anew") if trains else ("", "")
+        print(f"There is no checkpoint{purpose} in {places}{then}.", file=sys.stderr)
     else:
         supervised = newest.steps is not None
         number = newest.steps if supervised else newest.iterations
         done = f"{number} {'step' if supervised else 'iteration'}{'s' if number != 1 else ''}"
-        print(f"Resuming from `{newest.path}`, after {done}.", file=sys.stderr)
+        start = "Resuming from" if trains else "Taking the weights of"
+        print(f"{start} `{newest.path}`, after {done}.", file=sys.stderr)
 
 
 def _is_remote(path: Any) -> bool:

@@ -22,7 +22,16 @@ from ppo_lightning.configs.checks import require, require_at_least
 from ppo_lightning.distributed import any_rank
 from ppo_lightning.errors import ModelError
 from ppo_lightning.io import set_aside
-from ppo_lightning.models.card import Ancestor, ancestor_of, make_card, was_changed, write_card
+from ppo_lightning.models.card import (
+    Ancestor,
+    ModelCard,
+    ancestor_of,
+    make_card,
+    read_card,
+    was_changed,
+    with_source,
+    write_card,
+)
 from ppo_lightning.models.runs import MODEL_FOLDER
 from ppo_lightning.modules.metrics_file import run_folder
 from ppo_lightning.modules.stages import call_listeners
@@ -41,7 +50,8 @@ class ExportModel(pl.Callback):
     Of a module it asks for ``export(folder)``, which writes what its networks hold, on one rank;
     and, if it has them, for ``kind`` (``sft``), ``export_source`` (path of the model that it
     began with; else that of ``policy`` or ``backbone``), ``export_settings()`` (a mapping for the
-    card) and ``export_network`` (the part whose weights are written; else the module).
+    card) and ``export_network`` (the part whose weights are written; else the module). Where
+    ``export`` writes a card, that one is kept but for the model that the run began with.
 
     Args:
         folder: Null takes ``model`` in the run's folder.
@@ -211,9 +221,15 @@ class ExportModel(pl.Callback):
     def _export(self, folder: Path, module: Any) -> None:
         with as_validated(module), lent(module, self._kept):
             module.export(folder)
+        card = read_card(str(folder))  # of a module that writes one: it knows all but the start
+        write_card(
+            folder, self._card(folder, module) if card is None else with_source(card, self._source)
+        )
+
+    def _card(self, folder: Path, module: Any) -> ModelCard:
         settings: Mapping[str, Any] = getattr(module, "export_settings", dict)()
         kind = getattr(module, "kind", "model")
-        write_card(folder, make_card(folder, kind=kind, source=self._source, settings=settings))
+        return make_card(folder, kind=kind, source=self._source, settings=settings)
 
 
 def export_callback(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -184,7 +184,9 @@ class HeldOut:
                 "ref_logprobs": theirs.logprobs,
             }
 
-        return score_in_parts(sequences, score, max_tokens=self.max_tokens)
+        return score_in_parts(
+            sequences, score, max_tokens=self.max_tokens, packed=self.networks.packs
+        )
 
 
 def _row_sums(rollout: Rollout, scores: Mapping[str, Tensor]) -> dict[str, list[float]]:

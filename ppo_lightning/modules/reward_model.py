@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
@@ -28,7 +27,6 @@ from ppo_lightning.data.preferences.pair_batches import (
 from ppo_lightning.data.preferences.pair_set import PairReader
 from ppo_lightning.distributed import gather_objects
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.io import JsonlWriter, set_aside
 from ppo_lightning.metrics import RewardModelStats, StepStats
 from ppo_lightning.models import (
     ScorerTokens,
@@ -36,7 +34,6 @@ from ppo_lightning.models import (
     build_scorer,
     check_vocabulary,
     load_tokenizer,
-    normalised_head,
     position_limit,
     save_model,
     use_template,
@@ -44,17 +41,23 @@ from ppo_lightning.models import (
 from ppo_lightning.models.card import ancestor_of, make_card, write_card
 from ppo_lightning.models.pad_token import cut_at_front, use_distinct_pad
 from ppo_lightning.models.reward_model import text_limit
+from ppo_lightning.modules.held_out_pairs import (
+    HeldOutPair,
+    held_out_pairs,
+    pair_record,
+    pair_records,
+    score_rows,
+)
 from ppo_lightning.modules.metrics_file import run_folder
+from ppo_lightning.modules.normalised_scores import normalised_scores, score_moments
 from ppo_lightning.modules.pair_steps import PairSteps
 from ppo_lightning.modules.reward_report import (
-    JudgedPair,
     RewardReport,
     report_markdown,
     reward_report,
     write_report,
 )
-
-_MOST_NORMALISED = 1024  # training pairs whose scores the normalisation is measured on
+from ppo_lightning.modules.written import write_gathered
 
 
 class RewardModule(PairSteps):
@@ -109,7 +112,7 @@ class RewardModule(PairSteps):
         self.preference = preference
         self.normalize_scores = normalize_scores
         self.report: RewardReport | None = None
-        self._judged: list[JudgedPair] = []
+        self._judged: list[HeldOutPair] = []
 
     # ------------------------------------------------------------------ what the data module asks
 
@@ -184,23 +187,10 @@ class RewardModule(PairSteps):
         with self.clock.stage(self, "validation"):
             self._judged += self._judge(batch.examples)
 
-    def _judge(self, examples: Sequence[PairExample]) -> list[JudgedPair]:
+    def _judge(self, examples: Sequence[PairExample]) -> list[HeldOutPair]:
         """Score pairs of one rejected answer each."""
-        rows = [row for e in examples for row in (e.chosen, e.rejected[0])]
-        scores = self.scores_of(rows).double().view(-1, 2).tolist()
-        return [
-            JudgedPair(
-                number=example.number,
-                chosen=chosen,
-                rejected=rejected,
-                margin=example.margin if self.preference.use_margin else 0.0,
-                chosen_length=example.chosen_length,
-                rejected_length=example.rejected_lengths[0],
-                origin=example.pair.origin,
-                texts=_texts(example),
-            )
-            for example, (chosen, rejected) in zip(examples, scores, strict=True)
-        ]
+        scores = self.scores_of(score_rows(examples))
+        return held_out_pairs(examples, scores, use_margin=self.preference.use_margin)
 
     @override
     def _held_out_stats(self) -> RewardModelStats:
@@ -257,19 +247,13 @@ class RewardModule(PairSteps):
     def predict_step(self, batch: PairBatch, batch_idx: int) -> list[dict[str, Any]]:
         judged = self._judge(batch.examples)
         self._judged += judged
-        return [_prediction(pair) for pair in judged]
+        return [pair_record(pair) for pair in judged]
 
     @override
     def on_predict_epoch_end(self) -> None:
-        pairs, folder = sorted(gather_objects(self._judged)), run_folder(self.trainer)
+        path = run_folder(self.trainer) / "scores.jsonl"
+        write_gathered(self.trainer, path, self._judged, pair_records)
         self._judged = []
-        if not self.trainer.is_global_zero:
-            return
-        path = folder / "scores.jsonl"
-        set_aside(path)
-        with JsonlWriter(path) as writer:
-            for pair in pairs:
-                writer.write(_prediction(pair))
         rank_zero_info(f"Scores written to `{path}`.")
 
     # ------------------------------------------------------------------ what is left behind
@@ -320,65 +304,15 @@ class RewardModule(PairSteps):
         tokenizer = self._fresh_tokenizer()
         cut_at_front(tokenizer, self.pair_reader.tokens.max_length)
         model = base_scorer(self.network)
-        with self._normalised(), use_distinct_pad(model, tokenizer):
+        with normalised_scores(model, self._moments()), use_distinct_pad(model, tokenizer):
             save_model(self.network, tokenizer, folder)
         source = ancestor_of(self.backbone.path)
         settings = self.export_settings()
         write_card(folder, make_card(folder, kind=self.kind, source=source, settings=settings))
 
-    @contextmanager
-    def _normalised(self) -> Iterator[None]:
-        """Let the model's scores of the training answers have mean 0 and deviation 1."""
-        moments = self._training_moments() if self.normalize_scores else None
-        if moments is None:
-            yield
-            return
-        mean, std = moments
-        assert self.network is not None
-        with normalised_head(base_scorer(self.network), mean=mean, std=std) as shifted:
-            if not shifted:
-                rank_zero_info(
-                    f"`normalize_scores`: {type(base_scorer(self.network)).__name__} has no bias "
-                    f"that could take the mean off, so scores have deviation 1 and mean "
-                    f"{mean / std:.3f}. `centering_coef` keeps the mean small; PPO's whitening "
-                    "takes it off."
-                )
-            yield
-
-    def _training_moments(self) -> tuple[float, float] | None:
-        """Mean and deviation of the scores of training answers, up to some thousand of them."""
+    def _moments(self) -> tuple[float, float] | None:
+        """Mean and deviation that the written scores are freed of."""
+        if not self.normalize_scores:
+            return None
         datamodule = getattr(getattr(self, "_trainer", None), "datamodule", None)
-        examples: Sequence[PairExample] = getattr(datamodule, "train_examples", ())
-        if not examples:
-            rank_zero_warn(
-                "`normalize_scores`: there are no training pairs at hand, so scores are written as "
-                "they are. Export within the run that trains."
-            )
-            return None
-        chosen = examples[:: math.ceil(len(examples) / _MOST_NORMALISED)]
-        rows = [row for example in chosen for row in (example.chosen, *example.rejected)]
-        scores = self.scores_of(rows).double()
-        std = float(scores.std(correction=0))
-        if not (math.isfinite(std) and std > 0):
-            rank_zero_warn(f"`normalize_scores`: the deviation of scores is {std}; left as it is.")
-            return None
-        return float(scores.mean()), std
-
-
-def _texts(example: PairExample) -> tuple[str, str, str]:
-    prompt = example.pair.prompt
-    asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    return asked, example.pair.chosen[-1]["content"], example.pair.rejected[0][-1]["content"]
-
-
-def _prediction(pair: JudgedPair) -> dict[str, Any]:
-    prompt, chosen, rejected = pair.texts
-    return {
-        "origin": pair.origin,
-        "prompt": prompt,
-        "chosen": chosen,
-        "rejected": rejected,
-        "chosen_score": pair.chosen,
-        "rejected_score": pair.rejected,
-        "margin": pair.margin,
-    }
+        return score_moments(getattr(datamodule, "train_examples", ()), self.scores_of)

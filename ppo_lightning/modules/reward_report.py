@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,41 +22,13 @@ from ppo_lightning.functional.preferences import (
     wilson_interval,
 )
 from ppo_lightning.io import finite, write_json_atomic, write_text_atomic
+from ppo_lightning.modules.held_out_pairs import HeldOutPair
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 _MOST_WRONG = 10
 _QUOTED = 200  # characters of a text
 _AXES = ("confidence", "accuracy")
-
-
-class JudgedPair(NamedTuple):
-    """A held-out pair with its scores; plain values, which ranks can exchange.
-
-    Attributes:
-        number: Place in the set.
-        chosen: Score.
-        rejected: Score.
-        margin: By how much the chosen answer should win.
-        chosen_length: Tokens of the answer.
-        rejected_length: Tokens of the answer.
-        origin: Where the pair was read.
-        texts: The last question, the chosen and the rejected answer.
-    """
-
-    number: int
-    chosen: float
-    rejected: float
-    margin: float
-    chosen_length: int
-    rejected_length: int
-    origin: str
-    texts: tuple[str, str, str]
-
-    @property
-    def gap(self) -> float:
-        """Score of the chosen answer minus that of the rejected one."""
-        return self.chosen - self.rejected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +83,7 @@ class RewardReport:
     most_wrong: tuple[dict[str, Any], ...]
 
 
-def reward_report(pairs: Sequence[JudgedPair], *, step: int, num_bins: int = 10) -> RewardReport:
+def reward_report(pairs: Sequence[HeldOutPair], *, step: int, num_bins: int = 10) -> RewardReport:
     """Measure a reward model by its scores of held-out pairs.
 
     Args:
@@ -150,7 +122,7 @@ def reward_report(pairs: Sequence[JudgedPair], *, step: int, num_bins: int = 10)
     )
 
 
-def _column(pairs: Sequence[JudgedPair], name: str) -> Tensor:
+def _column(pairs: Sequence[HeldOutPair], name: str) -> Tensor:
     return torch.tensor([getattr(pair, name) for pair in pairs], dtype=torch.float64)
 
 
@@ -163,7 +135,7 @@ def _spread(values: Tensor) -> Spread:
     )
 
 
-def _quoted(pair: JudgedPair) -> dict[str, Any]:
+def _quoted(pair: HeldOutPair) -> dict[str, Any]:
     prompt, chosen, rejected = (text[:_QUOTED] for text in pair.texts)
     return {
         "origin": pair.origin,

@@ -38,7 +38,7 @@ from ppo_lightning.modules.owed import go_back, owed_now
 from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.stages import StageClock, call_listeners
 from ppo_lightning.modules.supervised_log import HeldOutLog, StepLog
-from ppo_lightning.modules.trainer_checks import check_supervised_trainer
+from ppo_lightning.modules.trainer_checks import check_data, check_supervised_trainer
 
 Dropout = Literal["off", "keep"]
 
@@ -178,6 +178,7 @@ class SupervisedModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         own: list[pl.Callback] = run_callbacks(self.trainer, whole_at_steps=True)
         check_supervised_trainer(self.trainer, type(self).__name__, next(iter(self.groups)))
+        check_data(self.trainer, type(self).__name__, self.kind)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, MetricsFile) for callback in callbacks):
             own.append(MetricsFile())

@@ -11,8 +11,10 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
+from ppo_lightning.data import PreferenceDataModule, SFTDataModule
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.run_safety import is_lightnings_default
+from ppo_lightning.rollout import ReplayDataModule, RolloutDataModule
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -29,6 +31,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
         _whole_iteration(trainer)
     _refuse(trainer, _REFUSED, "PPOModule")
     _check_placement(trainer, "PPOModule")
+    check_data(trainer, "PPOModule", "ppo")
     for callback in trainer.checkpoint_callbacks:
         _check_checkpointing(callback)
 
@@ -65,6 +68,36 @@ def check_supervised_trainer(trainer: pl.Trainer, name: str, group: str) -> None
                     f"ModelCheckpoint `{setting.lstrip('_')}` cannot be used with {name}: {why}. "
                     "Use `every_n_train_steps` or `every_n_epochs`."
                 )
+
+
+_DATA_OF: dict[str, tuple[type[pl.LightningDataModule], ...]] = {
+    "sft": (SFTDataModule,),
+    "reward": (PreferenceDataModule,),
+    "ppo": (RolloutDataModule, ReplayDataModule),
+}
+
+
+def check_data(trainer: pl.Trainer, name: str, kind: str) -> None:
+    """Refuse data of another step of the chain; data modules of the user's own pass.
+
+    Args:
+        trainer: The run's.
+        name: Of the module's class.
+        kind: ``sft``, ``reward`` or ``ppo``; modules of another kind take what they like.
+
+    Raises:
+        ConfigError: Names the data module that the module needs.
+    """
+    data = getattr(trainer, "datamodule", None)
+    wanted = _DATA_OF.get(kind)
+    known = tuple(one for classes in _DATA_OF.values() for one in classes)
+    if wanted is None or not isinstance(data, known) or isinstance(data, wanted):
+        return
+    room = wanted[0].__module__.split(".")[1]
+    raise ConfigError(
+        f"`data.class_path` cannot be {type(data).__name__} with {name}: set "
+        f"`ppo_lightning.{room}.{wanted[0].__name__}`, or train another module."
+    )
 
 
 def _refuse(trainer: pl.Trainer, refused: Refusals, name: str) -> None:

@@ -103,7 +103,7 @@ def accumulate_gradients(
     counts = Counts(tokens, sequences)
     loss, sums = mask.new_zeros((), dtype=torch.float64), mask.new_zeros(len(SUMS)).double()
     ratio_max = first_error = torch.zeros((), device=mask.device)
-    for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
+    for microbatch in microbatches(minibatch, objective):
         terms = objective.microbatch(microbatch, coefficients, counts, part)
         backward(terms.loss + touch(idle) if idle else terms.loss)
         loss, sums = loss + terms.loss.detach(), sums + terms.sums
@@ -130,20 +130,24 @@ def kl_old_of(minibatch: Experience, objective: Objective, coefficients: Coeffic
         Nats per token; nan where no token is valid.
     """
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=minibatch.old_logprobs.device)
-    for microbatch in microbatches(minibatch, objective.ppo.microbatch_tokens):
+    for microbatch in microbatches(minibatch, objective):
         terms = objective.microbatch(microbatch, coefficients, Counts(1.0, 1.0), "actor")
         sums = sums + terms.sums
     kl_sum, tokens = all_reduce_sum(sums[[SUMS.index("kl_old"), SUMS.index("tokens")]]).tolist()
     return kl_sum / tokens if tokens else math.nan
 
 
-def microbatches(minibatch: Experience, max_tokens: int | None) -> list[Experience]:
+def microbatches(minibatch: Experience, objective: Objective) -> list[Experience]:
     """Cut a minibatch by its token budget, into equally many pieces on every rank.
 
     A rank that is short of rows gets dummy rows with an empty mask, so that all ranks run the same
     number of backward passes.
     """
-    groups = microbatch_rows(minibatch.sequences, max_tokens=max_tokens)
+    groups = microbatch_rows(
+        minibatch.sequences,
+        max_tokens=objective.ppo.microbatch_tokens,
+        packed=objective.networks.packs,
+    )
     pieces = [_trimmed(minibatch.select(rows)) for rows in groups]
     wanted = max_over_ranks(len(pieces), minibatch.old_logprobs.device)
     return pieces + [_dummy(minibatch)] * (wanted - len(pieces))

@@ -43,7 +43,8 @@ class FunctionReward(Reward):
 
     Args:
         function: ``package.module:name``, ``package.module.name`` or ``path/to/file.py:name``.
-        arguments: Further arguments, by name; ``1e-6`` and the like reach it as numbers.
+        arguments: Further arguments, by name. A quoted text stays one, but for ``1e-6`` and the
+            like, which reach the function as numbers.
         timeout: Seconds after which a call ends the run with an error, for functions that wait for
             something. They are called in a thread of their own then, which nobody can stop: it
             goes on until the process ends. Null waits for ever.
@@ -52,7 +53,8 @@ class FunctionReward(Reward):
     def __init__(
         self,
         function: str,
-        arguments: dict[str, Any] | None = None,
+        # Not `dict[str, Any]`: jsonargparse reads a text under `Any` as YAML once more.
+        arguments: dict | None = None,  # type: ignore[type-arg]
         timeout: float | None = None,
     ) -> None:
         split_target(function)

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 import torch
 
-from ppo_lightning.configs.checks import require, require_at_least, require_positive
-from ppo_lightning.errors import ConfigError, RewardError, unknown_key_message
+from ppo_lightning.errors import ConfigError, RewardError
 from ppo_lightning.rewards.base import Reward
-from ppo_lightning.rewards.contract import (
-    FIELDS,
-    VERSION,
-    NoNumber,
-    SentField,
-    encode_request,
-)
-from ppo_lightning.rewards.http_client import (
+from ppo_lightning.rewards.contract import VERSION, NoNumber, SentField
+from ppo_lightning.rewards.http_client import Outcome, ScoreClient
+from ppo_lightning.rewards.http_connections import Trouble
+from ppo_lightning.rewards.http_requests import Request, requests_of
+from ppo_lightning.rewards.http_settings import (
     ClientSettings,
-    Outcome,
-    Request,
-    ScoreClient,
-    Trouble,
+    check_choices,
+    check_numbers,
+    checked_url,
     without_secrets,
 )
 from ppo_lightning.rewards.texts import quoted
@@ -36,14 +29,6 @@ from ppo_lightning.types import Completions
 
 log = logging.getLogger(__name__)
 
-_COLUMNS: dict[SentField, str] = {
-    "prompt": "prompts",
-    "messages": "messages",
-    "response": "responses",
-    "truncated": "truncated",
-    "prompt_ids": "prompt_ids",
-    "response_ids": "response_ids",
-}
 _LEAVE_OUT = (
     "To leave such responses out, set `on_failure: missing` here and "
     "`on_nonfinite: drop` in `reward_processing`."
@@ -104,9 +89,9 @@ class HTTPReward(Reward):
         trust_env: bool = True,
         max_reply_bytes: int = 1_000_000,
     ) -> None:
-        self.url = _checked_url(url)
-        _check_numbers(locals())
-        _check_choices(retry_on, fields, health, on_failure)
+        self.url = checked_url(url)
+        check_numbers(locals())
+        check_choices(retry_on, fields, health, on_failure)
         self.timeout = timeout
         self.connect_timeout = connect_timeout
         self.retries = retries
@@ -151,7 +136,13 @@ class HTTPReward(Reward):
         Raises:
             RewardError: There is no score: names the server, the sample, and what was received.
         """
-        client, requests = self._opened(), self._requests(completions)
+        client = self._opened()
+        requests = requests_of(
+            completions,
+            fields=self.fields,
+            send_metadata=self.send_metadata,
+            batch_size=self.batch_size,
+        )
         outcomes = client.ask(requests, stop_at_trouble=self.on_failure == "error")
         return self._scores(requests, outcomes, completions)
 
@@ -239,39 +230,7 @@ class HTTPReward(Reward):
             raise
         self._fingerprint = str(said.get("fingerprint") or "")
 
-    # ------------------------------------------------------------------ one batch
-
-    def _requests(self, completions: Completions) -> list[Request]:
-        items = [self._item(completions, i) for i in range(len(completions))]
-        starts = range(0, len(items), self.batch_size)
-        parts = [items[start : start + self.batch_size] for start in starts]
-        return [
-            Request(body=encode_request(part), count=len(part), start=start)
-            for start, part in zip(starts, parts, strict=True)
-        ]
-
-    def _item(self, completions: Completions, i: int) -> dict[str, Any]:
-        item: dict[str, Any] = {
-            field: _plain(getattr(completions, _COLUMNS[field])[i]) for field in self.fields
-        }
-        record = completions.metadata[i]
-        if self.send_metadata is True:
-            item["metadata"] = {str(k): v for k, v in record.items() if _has_a_form(v)}
-        elif self.send_metadata:
-            item["metadata"] = {
-                key: self._wanted(completions, i, key) for key in self.send_metadata
-            }
-        return item
-
-    def _wanted(self, completions: Completions, i: int, key: str) -> Any:
-        record = completions.metadata[i]
-        if key not in record:
-            problem = unknown_key_message(key, map(str, record), "the prompt's record")
-        elif not _has_a_form(record[key]):
-            problem = f"`{key}` of the prompt's record has no form in JSON."
-        else:
-            return record[key]
-        raise RewardError(f"`send_metadata`: {problem} {quoted(completions, i)}", sample=i)
+    # ------------------------------------------------------------------ its answers
 
     def _scores(
         self,
@@ -333,77 +292,3 @@ class HTTPReward(Reward):
 
 
 _OF_THIS_PROCESS = ("_client", "_fingerprint", "_opened_by", "_inherited", "_opening")
-_LOWEST = {
-    "retries": 0,
-    "backoff": 0,
-    "startup_timeout": 0,
-    "batch_size": 1,
-    "concurrency": 1,
-    "max_reply_bytes": 1,
-}
-
-
-def _checked_url(url: str) -> str:
-    """Return the URL with a path; the message about a wrong one must not tell its secrets."""
-    try:
-        parts = urlsplit(url.strip())
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port  # raises where it is no number
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(
-            f"`url` must be like `http://127.0.0.1:8000/score`, got "
-            f"{without_secrets(url.rpartition('@')[2])!r}."
-        )
-    if "@" in parts.netloc:
-        raise ConfigError(
-            f"`url` must not hold user and password ({without_secrets(url)}): a config is kept and "
-            "shown. Give a token in an environment variable, named by `token_env`."
-        )
-    path = parts.path if parts.path.strip("/") else "/score"
-    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-
-
-def _check_numbers(given: Mapping[str, Any]) -> None:
-    for name in ("timeout", "connect_timeout", "max_backoff"):
-        require_positive(name, given[name])
-    for name, low in _LOWEST.items():
-        require_at_least(name, given[name], low)
-
-
-def _check_choices(
-    retry_on: Sequence[int], fields: Sequence[str], health: str | None, on_failure: str
-) -> None:
-    never = [status for status in retry_on if status != 429 and not 500 <= status <= 599]
-    require(
-        not never,
-        f"`retry_on` may name 429 and 500 to 599, got {never}: the same request is as wrong when "
-        "it is sent again.",
-    )
-    unknown = [name for name in fields if name not in FIELDS]
-    require(not unknown, f"`fields` must be some of {', '.join(FIELDS)}, got {unknown}.")
-    require("response" in fields, f"`fields` must name `response`, got {list(fields)}.")
-    require(
-        health is None or health.startswith("/"),
-        f"`health` must be a page on the server of `url`, such as `/health`, got {health!r}.",
-    )
-    require(
-        on_failure in ("error", "missing"),
-        f"`on_failure` must be one of error, missing, got {on_failure!r}.",
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a field as JSON has it."""
-    if isinstance(value, str | bool) or value is None:
-        return value
-    return [dict(one) if isinstance(one, Mapping) else int(one) for one in value]
-
-
-def _has_a_form(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Requests to a reward server: a pool of connections, deadlines, and another try where it helps."""
+"""Requests to a reward server: some at a time, and another try where it helps."""
 
 from __future__ import annotations
 
@@ -7,35 +7,24 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ppo_lightning import __version__
-from ppo_lightning.rewards.contract import (
-    BadReply,
-    NoNumber,
-    decode_scores,
-    is_loopback,
-)
-from ppo_lightning.rewards.extras import import_extra
+from ppo_lightning.rewards.contract import BadReply, NoNumber, decode_scores
+from ppo_lightning.rewards.http_connections import Connections, Trouble
+from ppo_lightning.rewards.http_requests import Request
+from ppo_lightning.rewards.http_settings import ClientSettings, without_secrets
 from ppo_lightning.rewards.loop_thread import LoopThread
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Answer = list[float | NoNumber]
 
 _PERMANENT = (401, 403, 404, 405)  # the next request would fare no better
-_IDLE_SECONDS = 30.0  # a connection that is idle longer is not used again
-_EXCERPT = 120
-_LOOKED_AT = 10_000
 _WAITING = "Waiting %g s at most for the reward server `%s`, which %s."
 _OWN_RANDOM = random.SystemRandom()  # the run's random numbers must not depend on a server's moods
-
 
 _REMEDIES = {
     400: "Does the server speak version 1 of the contract?",
@@ -49,68 +38,7 @@ _REMEDIES = {
     503: "It is overloaded or not ready: lower `concurrency`, or raise `retries`.",
 }
 
-
-class Trouble(Exception):
-    """A request without a usable answer.
-
-    Args:
-        what: What happened instead, to follow the server's address.
-        remedy: What to do about it.
-        again: Whether another try may help.
-        permanent: Whether every request would end like this one.
-        wait: Seconds that the server asked to wait.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        remedy: str = "",
-        *,
-        again: bool = False,
-        permanent: bool = False,
-        wait: float | None = None,
-    ) -> None:
-        super().__init__(what)
-        self.what = what
-        self.remedy = remedy
-        self.again = again
-        self.permanent = permanent
-        self.wait = wait
-
-
 Outcome = Answer | Trouble
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientSettings:
-    """How a server is asked; see ``HTTPReward``."""
-
-    url: str
-    timeout: float
-    connect_timeout: float
-    retries: int
-    backoff: float
-    max_backoff: float
-    concurrency: int
-    retry_on: Sequence[int]
-    trust_env: bool
-    max_reply_bytes: int
-    token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One request.
-
-    Args:
-        body: What is sent.
-        count: Items in it.
-        start: Number of its first item in the batch.
-    """
-
-    body: bytes
-    count: int
-    start: int
 
 
 class ScoreClient:
@@ -137,19 +65,17 @@ class ScoreClient:
         self.settings = settings
         self.shown_url = without_secrets(settings.url)
         self._sleep, self._clock, self._jitter = sleep, clock, jitter
-        self._httpx = import_extra("httpx", package="httpx", extra="http", needed_by="HTTPReward")
-        self._clients: list[Any] = []
-        self._closing: set[asyncio.Future[None]] = set()
+        self._connections = Connections(settings)
         self._thread = LoopThread()
         try:
-            self._thread.run(self._open())
+            self._thread.run(self._connections.open())
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close the connections and end the thread."""
-        self._thread.stop(self._close(), spare=self._closing)
+        self._thread.stop(self._connections.close(), spare=self._connections.closing)
 
     def ask(self, requests: Sequence[Request], *, stop_at_trouble: bool) -> list[Outcome | None]:
         """Send requests, some at a time.
@@ -181,74 +107,6 @@ class ScoreClient:
         return self._thread.run(self._health(path, within))
 
     # ------------------------------------------------------------------ in the thread
-
-    async def _open(self) -> None:
-        settings = self.settings
-        local = is_loopback(urlsplit(settings.url).hostname or "")
-        self._trust_env = settings.trust_env and not local
-        self._tls = self._httpx.create_ssl_context(trust_env=self._trust_env)
-        # The last one used comes first, so that connections are kept and no more than needed.
-        self._free: asyncio.LifoQueue[Any] = asyncio.LifoQueue()
-        for _ in range(settings.concurrency):
-            self._free.put_nowait(None)
-
-    async def _close(self) -> None:
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        for client in self._clients:
-            await client.aclose()
-
-    @asynccontextmanager
-    async def _leased(self) -> AsyncIterator[Any]:
-        """Have one of the connections to oneself.
-
-        Each is a client of its own: the time that httpx's pool takes to find a free one grows
-        with the square of their number.
-        """
-        client = await self._free.get()
-        try:
-            client = client or self._new_client()
-            yield client
-        except BaseException:
-            # Cut off in the middle, its pool may be in any state.
-            if client is not None:
-                self._discard(client)
-            client = None
-            raise
-        finally:
-            self._free.put_nowait(client)
-
-    def _discard(self, client: Any) -> None:
-        self._clients.remove(client)
-        closing = asyncio.ensure_future(client.aclose())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
-    def _new_client(self) -> Any:
-        settings, httpx = self.settings, self._httpx
-        headers = {
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",  # a limit on bytes must be one on what they unfold to
-            "User-Agent": f"ppo-lightning/{__version__}",
-        }
-        if settings.token is not None:
-            headers["Authorization"] = f"Bearer {settings.token}"
-        try:
-            client = httpx.AsyncClient(
-                headers=headers,
-                timeout=httpx.Timeout(settings.timeout, connect=settings.connect_timeout),
-                limits=httpx.Limits(max_connections=1, keepalive_expiry=_IDLE_SECONDS),
-                follow_redirects=False,
-                trust_env=self._trust_env,
-                verify=self._tls,
-            )
-        except (ImportError, ValueError) as error:
-            raise Trouble(
-                f"cannot be asked through the proxy that the environment names ({error})",
-                "Mend `HTTP_PROXY` and the like, or set `trust_env: false`.",
-                permanent=True,
-            ) from error
-        self._clients.append(client)
-        return client
 
     async def _ask_all(
         self, requests: Sequence[Request], stop_at_trouble: bool
@@ -312,7 +170,9 @@ class ScoreClient:
 
     async def _attempt(self, request: Request) -> Outcome:
         try:
-            status, headers, body = await self._exchange("POST", self.settings.url, request.body)
+            status, headers, body = await self._connections.exchange(
+                "POST", self.settings.url, request.body
+            )
             if status != 200:
                 raise self._refused(status, headers, body)
             try:
@@ -320,66 +180,25 @@ class ScoreClient:
             except BadReply as error:
                 kind = str(headers.get("content-type", "no content type"))
                 raise Trouble(
-                    f"answered {self._excerpt(body)} ({kind[:60]}), {error}",
+                    f"answered {self._connections.excerpt(body)} ({kind[:60]}), {error}",
                     "Mend the server, or see whether `url` is the right page.",
                 ) from error
         except Trouble as trouble:
             return trouble
-
-    async def _exchange(self, method: str, url: str, body: bytes | None) -> tuple[int, Any, bytes]:
-        """Send one request and read its answer, within the deadline for both together."""
-        seconds = self.settings.timeout
-        try:
-            async with self._leased() as client:
-                # A limit on each read alone would never end with a server that drips.
-                return await asyncio.wait_for(self._send(client, method, url, body), seconds)
-        except asyncio.TimeoutError as error:
-            raise Trouble(
-                f"gave no complete answer within {seconds:g} s",
-                "Is the server overloaded? Raise `timeout`, or lower `batch_size` or "
-                "`concurrency`.",
-                again=True,
-            ) from error
-        except self._httpx.TransportError as error:
-            said = self._redacted(str(error)).rstrip(".")
-            raise Trouble(
-                f"could not be asked: {type(error).__name__}{': ' if said else ''}{said}",
-                "Is the server running there?",
-                again=True,
-            ) from error
-
-    async def _send(
-        self, client: Any, method: str, url: str, body: bytes | None
-    ) -> tuple[int, Any, bytes]:
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        sending = client.stream(method, url, content=body, headers=headers)
-        most, read = self.settings.max_reply_bytes, bytearray()
-        async with sending as response:
-            if response.headers.get("content-encoding", "identity").lower() != "identity":
-                raise Trouble("sent a compressed answer, which nobody asked for")
-            async for chunk in response.aiter_raw():
-                read += chunk
-                if len(read) > most:
-                    raise Trouble(
-                        f"answered {response.status_code} with more than {most} bytes, "
-                        f"beginning {self._excerpt(read)}",
-                        "See whether `url` is the right page, or raise `max_reply_bytes`.",
-                    )
-            return response.status_code, response.headers, bytes(read)
 
     def _refused(self, status: int, headers: Any, body: bytes) -> Trouble:
         """Make of an answer that is not 200 what it means."""
         if 300 <= status < 400:
             place = without_secrets(str(headers.get("location", "")))
             return Trouble(
-                f"answered {status} and points to {self._redacted(place)[:200]!r}",
+                f"answered {status} and points to {self._connections.redacted(place)[:200]!r}",
                 "Redirects are not followed, as the token would go along: set `url` to the right "
                 "page.",
                 permanent=True,
             )
         again = status in self.settings.retry_on
         return Trouble(
-            f"answered {status}: {self._excerpt(body)}",
+            f"answered {status}: {self._connections.excerpt(body)}",
             _REMEDIES.get(status, "See the server's log."),
             again=again,
             permanent=status in _PERMANENT,
@@ -402,7 +221,7 @@ class ScoreClient:
             attempt += 1
 
     async def _is_ready(self, url: str, path: str) -> Any:
-        status, headers, body = await self._exchange("GET", url, None)
+        status, headers, body = await self._connections.exchange("GET", url, None)
         if status in (404, 405):
             raise Trouble(
                 f"has no page {path} (it answered {status})",
@@ -415,30 +234,10 @@ class ScoreClient:
             raise trouble
         said = _json_object(body)
         if said.get("status", "ready") != "ready":
-            raise Trouble(f"is still {self._excerpt(str(said['status']).encode())}", again=True)
+            raise Trouble(
+                f"is still {self._connections.excerpt(str(said['status']).encode())}", again=True
+            )
         return said
-
-    def _excerpt(self, body: bytes | bytearray) -> str:
-        # Redacted before it is cut, or the cut could leave half of a token.
-        text = self._redacted(bytes(body[:_LOOKED_AT]).decode("utf-8", errors="replace"))
-        if not text:
-            return "nothing"
-        return repr(text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…")
-
-    def _redacted(self, text: str) -> str:
-        """Take the token out of what a server sends back."""
-        token = self.settings.token
-        return text if token is None else text.replace(token, "***")
-
-
-def without_secrets(url: str) -> str:
-    """Return a URL without user, password, query and fragment."""
-    try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-    except ValueError:
-        return "(no URL)"
-    return urlunsplit((parts.scheme, host, parts.path, "", "")) + ("?…" if parts.query else "")
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -122,13 +122,14 @@ class SequenceClassifierReward(Reward):
         """Load model and tokenizer, once, and move them to the device.
 
         Raises:
-            ModelError: There is no usable model at ``path``, ``label`` must be chosen, or what the
-                folder says of its texts is not readable.
+            ModelError: There is no usable model at ``path``, it is one that answers, ``label`` must
+                be chosen, or what the folder says of its texts is not readable.
             ConfigError: There is no such device here, or no such template.
         """
         own = device if self.device is None else self.device
         if self._scorer is None:
             _require_present(own)
+            _require_scores(self.path)
             self._reading = self._with_own(folder_reading(self.path))
             self._scorer = self._load()
         self._scorer.to(own)
@@ -188,6 +189,22 @@ class SequenceClassifierReward(Reward):
             batch_tokens=self.batch_tokens,
             chat_template=None if template is None else template_text(template),
             quantization=self.quantization,
+        )
+
+
+_ANSWERING = {"sft": "an SFT model", "ppo": "a model that PPO has trained"}
+
+
+def _require_scores(path: str) -> None:
+    """Refuse the model of another step of the chain, which answers and has no scores."""
+    from ppo_lightning.models.card import read_card
+
+    card = read_card(path)
+    if card is not None and card.kind in _ANSWERING:
+        raise ModelError(
+            f"`{path}` is {_ANSWERING[card.kind]}, which answers and does not score: train a "
+            "reward model from it (`ppo_lightning.modules.RewardModule`), or give the folder of "
+            "one."
         )
 
 

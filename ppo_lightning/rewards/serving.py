@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ppo_lightning import __version__
-from ppo_lightning.configs.checks import require_within
+from ppo_lightning.configs.checks import require, require_within
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rewards.batching import BatchScorer, QueueFull, Refused
 from ppo_lightning.rewards.contract import (
@@ -70,7 +70,15 @@ def score_app(
         scorer: Scores; may be loaded while the application runs already.
         token: What a request must bear; None asks for none.
         limits: What it takes.
+
+    Raises:
+        ConfigError: A request may be longer than what may wait: it could never be served.
     """
+    require(
+        limits.max_items <= scorer.max_queue,
+        f"`--max-items` must be at most `--max-queue`, which is {scorer.max_queue}, got "
+        f"{limits.max_items}: a request longer than the queue could never be served.",
+    )
     pages = _Pages(scorer, token, limits)
     return Starlette(
         routes=[

@@ -118,7 +118,9 @@ def score_with_networks(
             "final_values": ours.final_values,
         }
 
-    return NetworkScores(**score_in_parts(sequences, score, max_tokens=max_tokens))
+    return NetworkScores(
+        **score_in_parts(sequences, score, max_tokens=max_tokens, packed=networks.packs)
+    )
 
 
 def finite_scores(networks: NetworkScores) -> tuple[NetworkScores, Tensor]:
@@ -150,20 +152,23 @@ def score_in_parts(
     score: Callable[[Sequences], Mapping[str, Tensor | None]],
     *,
     max_tokens: int | None,
+    packed: bool,
 ) -> dict[str, Tensor]:
     """Score sequences of similar length together, within a budget of tokens.
 
     Args:
         sequences: B rows.
         score: Maps some rows, trimmed, to ``[N, R']`` or ``[N]`` tensors by name; None is left out.
-        max_tokens: Most tokens in a pass, padding included; None takes ``SCORING_TOKENS``.
+        max_tokens: Most tokens in a pass; None takes ``SCORING_TOKENS``.
+        packed: Whether padding is left out, so that it does not count.
 
     Returns:
         ``[B, R]`` or ``[B]`` by name, 0 where ``score`` said nothing.
     """
     shape = sequences.response_mask.shape
     columns: dict[str, Tensor] = {}
-    for rows in microbatch_rows(sequences, max_tokens=max_tokens or SCORING_TOKENS):
+    limit = max_tokens or SCORING_TOKENS
+    for rows in microbatch_rows(sequences, max_tokens=limit, packed=packed):
         for name, value in score(sequences.select(rows).trimmed()).items():
             if value is None:
                 continue

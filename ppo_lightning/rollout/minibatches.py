@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -33,13 +35,16 @@ def minibatch_rows(
     return [rows[rows >= 0] for rows in pieces]
 
 
-def microbatch_rows(sequences: Sequences, *, max_tokens: int | None) -> list[Tensor]:
+def microbatch_rows(
+    sequences: Sequences, *, max_tokens: int | None, packed: bool = False
+) -> list[Tensor]:
     """Group rows of similar length so that no group computes more than ``max_tokens``.
 
     Args:
         sequences: The rows; may be none.
-        max_tokens: Most tokens in a group, padding included; None makes one group. A row longer
-            than that is a group of its own.
+        max_tokens: Most tokens in a group; None makes one group. A row longer than that is a group
+            of its own.
+        packed: Padding is not computed, so it does not count.
 
     Returns:
         Row numbers for each group, ``[N_i]`` long; no group for no row.
@@ -48,18 +53,34 @@ def microbatch_rows(sequences: Sequences, *, max_tokens: int | None) -> list[Ten
         return []
     if max_tokens is None:
         return [torch.arange(len(sequences))]
-    prompts = sequences.prompt_mask.sum(1).tolist()
-    width = sequences.prompt_ids.shape[1]
-    responses = sequences.attention_mask[:, width:].sum(1).tolist()
-    order = sorted(range(len(prompts)), key=lambda row: -(prompts[row] + responses[row]))
+    prompts, lengths = sequences.prompt_mask.sum(1), sequences.attention_mask.sum(1)
+    order = lengths.argsort(descending=True, stable=True)
+    parts = zip(prompts[order].tolist(), (lengths - prompts)[order].tolist(), strict=True)
     groups: list[list[int]] = []
-    longest = (0, 0)
-    for row in order:
-        grown = (max(longest[0], prompts[row]), max(longest[1], responses[row]))
-        if groups and (len(groups[-1]) + 1) * sum(grown) <= max_tokens:
+    size = _Size()
+    for row, (prompt, response) in zip(order.tolist(), parts, strict=True):
+        size = size.grown(prompt, response)
+        if groups and size.num_tokens(packed) <= max_tokens:
             groups[-1].append(row)
         else:
             groups.append([row])
-            grown = (prompts[row], responses[row])
-        longest = grown
+            size = _Size().grown(prompt, response)
     return [torch.tensor(group) for group in groups]
+
+
+class _Size(NamedTuple):
+    """How large a group of rows is."""
+
+    rows: int = 0
+    prompt: int = 0
+    response: int = 0
+    real: int = 0
+
+    def grown(self, prompt: int, response: int) -> _Size:
+        """With one more row."""
+        longest = max(self.prompt, prompt), max(self.response, response)
+        return _Size(self.rows + 1, *longest, self.real + prompt + response)
+
+    def num_tokens(self, packed: bool) -> int:
+        """Tokens that a pass computes: the real ones, or a grid of the longest parts."""
+        return self.real if packed else self.rows * (self.prompt + self.response)

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ppo_lightning.distributed import fault_point
 from ppo_lightning.distributed.faults import FAULT_VARIABLE
-from ppo_lightning.rollout.engines import native
+from ppo_lightning.rollout.engines import slots
 from tests.helpers.processes import TIMEOUT_SECONDS, become_rank, free_port, server
 
 
@@ -85,11 +85,11 @@ def _run(
 
 def _add_places() -> None:
     """Put fault points into the middle of a rollout and of an update."""
-    decode_step = native.decode_step
+    step_slots = slots.step_slots
 
     def decode(*arguments: Any) -> Any:
         fault_point("decode")
-        return decode_step(*arguments)
+        return step_slots(*arguments)
 
-    native.decode_step = decode
+    slots.step_slots = decode
     register_optimizer_step_pre_hook(lambda *_: fault_point("step"))

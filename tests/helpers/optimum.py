@@ -21,6 +21,7 @@ from ppo_lightning.configs import (
     PPOConfig,
     SamplingConfig,
 )
+from ppo_lightning.models import ModelInputs
 from ppo_lightning.modules import PPOModule
 from ppo_lightning.rewards import RewardTerm
 from ppo_lightning.rollout import RolloutDataModule
@@ -144,7 +145,7 @@ def _predictor(module: PPOModule) -> Any:
 
     def predict(ids: Tensor) -> Tensor:
         mask = torch.ones_like(ids)
-        return critic(ids, mask, mask.cumsum(1) - 1)
+        return critic.all_values(ModelInputs(ids, mask, mask.cumsum(1) - 1))
 
     return predict
 

@@ -277,6 +277,7 @@ def test_exported_actor_and_critic_equal_those_of_the_run(monkeypatch, tmp_path,
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     from ppo_lightning.checkpointing import load_actor, load_critic, read_models
+    from ppo_lightning.models import ModelInputs
 
     models = read_models(trained)
     actor = load_actor(models)
@@ -289,7 +290,7 @@ def test_exported_actor_and_critic_equal_those_of_the_run(monkeypatch, tmp_path,
         wanted = actor(input_ids=ids, attention_mask=mask).logits
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")(ids).logits
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-        values = critic(ids, mask, places)[:, -1]
+        values = critic.all_values(ModelInputs(ids, mask, places))[:, -1]
         classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "critic")
         scores = classifier(input_ids=ids, attention_mask=mask).logits[:, 0]
         torch.testing.assert_close(scores, values, rtol=0, atol=1e-5)

@@ -14,6 +14,7 @@ import pytest
 from experiments.recipes import common, review_data
 from experiments.recipes.common import Steps, digest, wins
 from experiments.recipes.review_data import Sizes, copies, make_data, split_text, tidy, window
+from experiments.recipes.reviews import OPENINGS
 from ppo_lightning.io import read_jsonl, write_json_atomic
 from ppo_lightning.rewards import SequenceClassifierReward, TextClassifierReward
 from tests.helpers.cli import run_cli
@@ -198,7 +199,7 @@ def test_a_small_run_leaves_a_report_and_models(small):
     assert report["reward"]["low"] > 0.5  # it has learned something from 480 pairs
     assert report["ppo"]["0"]["changes"]["gold reward"]["low"] is not None
     exported = json.loads((small / "export-0.json").read_text(encoding="utf-8"))
-    assert len(exported["result"]["greedy"]) == 3
+    assert len(exported["result"]["ppo"]) == len(OPENINGS)
     for step in ("sft", "reward", "ppo-0"):
         assert (small / step / "model" / "config.json").is_file()
 

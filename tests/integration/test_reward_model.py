@@ -17,6 +17,7 @@ from ppo_lightning.errors import CheckpointError, ConfigError
 from ppo_lightning.io import read_jsonl
 from ppo_lightning.metrics import RewardModelStats, read_step_metrics
 from ppo_lightning.models import SequenceScorer, base_scorer, sequence_logits
+from ppo_lightning.models import card as card_file
 from ppo_lightning.models.card import read_card
 from ppo_lightning.models.score_head import score_layer
 from ppo_lightning.rewards import SequenceClassifierReward
@@ -102,6 +103,23 @@ def padded_scores(model, rows, *, left: bool) -> torch.Tensor:
         for r in rows
     ]
     return sequence_logits(model, torch.tensor(ids), torch.tensor(mask))[:, 0]
+
+
+def test_the_weights_that_are_written_are_digested_once(backbones, tmp_path, monkeypatch):
+    own, digested = card_file.weights_fingerprint, []
+
+    def counted(path):
+        digested.append(path)
+        return own(path)
+
+    monkeypatch.setattr(card_file, "weights_fingerprint", counted)
+    backbone = str(backbones["gpt2"])
+    fit(tmp_path, reward_module(backbones["gpt2"]), pair_data(), max_epochs=1)
+    assert len([path for path in digested if path != backbone]) == 1
+    card = read_card(str(tmp_path / "model"))
+    assert card is not None
+    assert card.fingerprint == own(str(tmp_path / "model"))
+    assert [origin.fingerprint for origin in card.made_from] == [own(backbone)]
 
 
 def test_t23_the_reward_component_reads_as_the_model_was_trained(backbones, tmp_path):

@@ -61,7 +61,7 @@ def loss_of(module, records) -> tuple[float, dict[str, float]]:
     data = pair_data(records)
     data.trainer = type("T", (), {"lightning_module": module})()
     batch = PairBatch(
-        examples=tuple(data._examples(read_pairs(data.pairs))), epoch=0, step=0, num_steps=1
+        examples=tuple(data._examples(read_pairs(data.source))), epoch=0, step=0, num_steps=1
     )
     (part,) = module.parts(batch)
     loss, sums = module.loss_sum(part)
@@ -106,7 +106,7 @@ def chosen_of(module, records, monkeypatch):
     module.configure_model()
     data = pair_data(records)
     data.trainer = type("T", (), {"lightning_module": module})()
-    examples = data._examples(read_pairs(data.pairs), each=not module.keeps_negatives)
+    examples = data._examples(read_pairs(data.source), each=not module.keeps_negatives)
     batch = PairBatch(examples=tuple(examples), epoch=0, step=0, num_steps=1)
     return module._harder(batch).examples
 

@@ -52,6 +52,9 @@ def test_the_loop_goes_round(tiny_llama_dir, tmp_path, monkeypatch, capsys):
     assert [card.kind for card in cards.values()] == ["sft", "reward", "ppo", "reward", "ppo"]
     sft = cards["sft"].fingerprint
     assert all(cards[name].made_from[0].fingerprint == sft for name in ("rm", "ppo", "rm2"))
+    for name in ("sft", "rm", "ppo"):
+        (metrics,) = (tmp_path / "runs" / name).rglob("metrics.jsonl")
+        assert '"val/' in metrics.read_text(), f"{name} measures nothing held out"
     assert cards["rm2"].fingerprint != cards["rm"].fingerprint
     assert (tmp_path / "all_pairs.jsonl").read_text().count("\n") > 4
     assert {"kinds", "warnings"} <= json.loads((tmp_path / "check.json").read_text()).keys()

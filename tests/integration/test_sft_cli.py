@@ -54,6 +54,8 @@ def test_fit_validate_test_and_predict(config, tmp_path, monkeypatch, capsys):
     found = [json.loads(line) for line in predictions.read_text().splitlines()]
     assert [row["prompt"] for row in found] == [record["prompt"] for record in HELD_OUT]
     capsys.readouterr()
+    assert run_cli(monkeypatch, "validate", "--config", path, "--ckpt_path", "last") == 0
+    assert f"Taking the weights of `{last}`, after 4 steps." in capsys.readouterr().err
     more = ("--trainer.max_epochs", "3", "--ckpt_path", "last")
     assert run_cli(monkeypatch, "fit", "--config", path, *more) == 0
     assert "after 4 steps" in capsys.readouterr().err
@@ -96,3 +98,15 @@ def test_the_shipped_config_can_be_read(monkeypatch, capsys):
     arguments = ("fit", "--config", "ppo-lightning:sft/style", "--print_config")
     assert run_cli(monkeypatch, *arguments) == 0
     assert "SFTDataModule" in capsys.readouterr().out
+
+
+def test_pairs_are_no_demonstrations(config, tmp_path, monkeypatch, capsys):
+    data = {
+        "class_path": "ppo_lightning.data.PreferenceDataModule",
+        "init_args": {"pairs": [], "batch_size": 4},
+    }
+    path = write_config(tmp_path / "c.yaml", config | {"data": data})
+    assert run_cli(monkeypatch, "fit", "--config", path) == 2
+    told = capsys.readouterr().err
+    assert "`data.class_path` cannot be PreferenceDataModule with SFTModule: set `ppo_light" in told
+    assert not (tmp_path / "lightning_logs").exists()

@@ -11,8 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-import ppo_lightning.models.scoring as scoring
-import ppo_lightning.rollout.engines.native as native
+import ppo_lightning.rollout.engines.slots as slots
 import ppo_lightning.rollout.experience as experience
 from ppo_lightning.configs import (
     BufferConfig,
@@ -24,6 +23,7 @@ from ppo_lightning.configs import (
     ReferenceConfig,
 )
 from ppo_lightning.functional import last_index
+from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.rewards import RewardTerm
 from ppo_lightning.rollout import RolloutDataModule
 from tests.helpers.exact_problem import EOS, ExactReward, export_problem, make_problem
@@ -113,15 +113,15 @@ def test_the_gradient_is_that_of_the_objective(folders, family):
 
 
 def padding_attended(monkeypatch):
-    true = scoring.model_inputs
+    true = TokenLayout.of
 
-    def attended(sequences, *, final):
-        inputs = true(sequences, final=final)
-        ones = torch.ones_like(inputs.attention_mask)
-        return inputs._replace(attention_mask=ones, position_ids=ones.cumsum(1) - 1)
+    def attended(sequences, *, packed, final=False):
+        layout = true(sequences, packed=False, final=final)
+        ones = torch.ones_like(layout.inputs.attention_mask)
+        inputs = layout.inputs._replace(attention_mask=ones, position_ids=ones.cumsum(1) - 1)
+        return replace(layout, inputs=inputs)
 
-    for module in ("ppo_lightning.models.scoring", "ppo_lightning.models.actor_critic"):
-        monkeypatch.setattr(f"{module}.model_inputs", attended)
+    monkeypatch.setattr(TokenLayout, "of", attended)
 
 
 def score_one_token_early(monkeypatch):
@@ -155,22 +155,22 @@ def end_token_masked_out(monkeypatch):
 
 
 def logits_shifted(monkeypatch):
-    true = scoring.last_logits
+    true = TokenLayout.of
 
-    def shifted(model, inputs, *, width):
-        return true(model, inputs, width=width).roll(1, dims=1)
+    def shifted(sequences, **settings):
+        layout = true(sequences, **settings)
+        return replace(layout, places=layout.places - 1)
 
-    monkeypatch.setattr(scoring, "last_logits", shifted)
-    monkeypatch.setattr("ppo_lightning.models.actor_critic.last_logits", shifted)
+    monkeypatch.setattr(TokenLayout, "of", shifted)
 
 
 def sampled_at_another_temperature(monkeypatch):
-    true = native.draw_tokens
+    true = slots.draw_tokens
 
     def colder(logits, uniforms, **settings):
         return true(logits / 0.7, uniforms, **settings)
 
-    monkeypatch.setattr(native, "draw_tokens", colder)
+    monkeypatch.setattr(slots, "draw_tokens", colder)
 
 
 FAULTS = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppo_lightning.data.prompts.chats import read_turns, text_problem
+from ppo_lightning.data.prompts.identity import prompt_key
 from ppo_lightning.data.prompts.raw import RawPrompt
 from ppo_lightning.data.records.base import Record
 from ppo_lightning.data.records.plain import is_null
@@ -45,6 +46,14 @@ class Demonstration:
         if before[-1]["role"] == "user":
             return RawPrompt(messages=before)
         return RawPrompt(prompt="\n".join(turn["content"] for turn in before))
+
+    @property
+    def prompt_key(self) -> int:
+        """64 bits that demonstrations of one prompt share, and prompts of the other data modules.
+
+        Case and white space make no difference.
+        """
+        return prompt_key(self.opening, likeness="normalized")
 
 
 def demonstration_of(record: Record) -> Demonstration:

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 from ppo_lightning.data.demonstrations.demonstration import Demonstration, demonstration_of
 from ppo_lightning.data.demonstrations.learned import Example, Learner
-from ppo_lightning.data.prompts.identity import prompt_key
 from ppo_lightning.data.prompts.prompt_set import Overlong
 from ppo_lightning.data.records.base import Record, RecordSource, read_examples
+from ppo_lightning.data.steps.share import Share
 from ppo_lightning.errors import DataError
 from ppo_lightning.types import PromptRecord
 
-__all__ = ["DemonstrationSet", "Share"]
+__all__ = ["DemonstrationSet"]
 
 log = logging.getLogger(__name__)
-
-Part = Literal["all", "train", "held out"]
-
-
-@dataclass(frozen=True)
-class Share:
-    """A part of the demonstrations, by a hash of their prompt: one prompt is never in both.
-
-    The rule is that of ``SplitPrompts``, so a prompt that is held out here is held out there.
-
-    Args:
-        held_out: Share of the held-out part, in [0, 1).
-        part: Which part is wanted.
-    """
-
-    held_out: float = 0.0
-    part: Part = "all"
-
-    def __contains__(self, demonstration: Demonstration) -> bool:
-        if self.part == "all":
-            return True
-        key = prompt_key(demonstration.opening, likeness="normalized")
-        return (key < self.held_out * 2.0**64) == (self.part == "held out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,13 @@ from itertools import groupby
 from typing import Any
 
 from ppo_lightning.data.demonstrations.demonstration import Demonstration
-from ppo_lightning.data.prompts.rendering import Chat, Tokenizer, special_head
+from ppo_lightning.data.prompts.rendering import (
+    Chat,
+    Tokenizer,
+    chat_turns,
+    rendered,
+    special_head,
+)
 from ppo_lightning.errors import DataError
 from ppo_lightning.types import Message, PromptRecord
 
@@ -27,6 +33,7 @@ Turns = Sequence[Message]
 DEMONSTRATED = "demonstrated"
 """Metadata key of the answer that the prompt of a demonstration has there."""
 
+_WITHOUT = "Set `model.init_args.chat_template` to `chatml` or a file, or give plain strings."
 _MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -123,28 +130,19 @@ class Learner:
 
     def _turns(self, demonstration: Demonstration) -> tuple[Message, ...] | None:
         """Return the turns to render, or None for what stays plain."""
-        turns = demonstration.messages
-        if turns is None:
-            if demonstration.text is not None or self._stays_plain(demonstration):
-                return None
-            turns = (
-                {"role": "user", "content": demonstration.prompt or ""},
-                {"role": "assistant", "content": demonstration.response or ""},
-            )
-        if self.system_prompt is not None and not any(t["role"] == "system" for t in turns):
-            turns = ({"role": "system", "content": self.system_prompt}, *turns)
-        return turns
-
-    def _stays_plain(self, demonstration: Demonstration) -> bool:
-        if self.chat is True or (self.chat == "auto" and self.tokenizer.chat_template):
-            return False
-        if self.system_prompt is not None:
-            raise DataError(
-                "`system_prompt` needs a chat, and this is a plain string. Write it into the "
-                "prompt, or set `chat: true`.",
-                path=demonstration.origin or None,
-            )
-        return True
+        if demonstration.text is not None:
+            return None
+        turns = chat_turns(
+            demonstration.prompt,
+            demonstration.messages,
+            self.tokenizer,
+            chat=self.chat,
+            system_prompt=self.system_prompt,
+            origin=demonstration.origin,
+        )
+        if turns is None or demonstration.messages is not None:
+            return turns
+        return (*turns, {"role": "assistant", "content": demonstration.response or ""})
 
     def _refuse_end_inside(self, answer: str, origin: str) -> None:
         ids = self.ids_of(answer.rstrip())
@@ -227,21 +225,7 @@ class Learner:
 
     def rendered(self, turns: Turns, origin: str, *, opening: bool) -> str:
         """Render turns, with the opening of an answer at the end or without."""
-        if not self.tokenizer.chat_template:
-            raise DataError(
-                "is a chat, but the tokenizer has no chat template. Set "
-                "`model.init_args.chat_template` to `chatml` or a file, or give plain strings.",
-                path=origin or None,
-            )
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=opening
-            )
-        except Exception as error:  # a template is a program, and raises what it likes
-            raise DataError(
-                f"the chat template refuses the chat: {error}", path=origin or None
-            ) from error
-        return str(text)
+        return rendered(turns, self.tokenizer, origin, opening=opening, without=_WITHOUT)
 
     def ids_of(self, text: str) -> list[int]:
         """Return the ids of a text, without what the tokenizer adds."""

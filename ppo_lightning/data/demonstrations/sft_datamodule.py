@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
 from ppo_lightning.configs import InlineRecord
-from ppo_lightning.configs.checks import require, require_at_least
-from ppo_lightning.data.demonstrations.demonstration_set import DemonstrationSet, Part, Share
+from ppo_lightning.configs.checks import require_at_least
+from ppo_lightning.data.demonstrations.demonstration_set import DemonstrationSet
 from ppo_lightning.data.demonstrations.learned import Example, Learner
 from ppo_lightning.data.prompts.collate import left_pad
 from ppo_lightning.data.prompts.rendering import tokenize_all
 from ppo_lightning.data.records.base import RecordSource
-from ppo_lightning.data.records.formats import as_records
+from ppo_lightning.data.steps.share import Share
 from ppo_lightning.data.steps.step_loader import StepLoader
 from ppo_lightning.data.steps.supervised_datamodule import SupervisedDataModule
 from ppo_lightning.distributed import rank, world_size
@@ -89,7 +89,7 @@ class SFTDataModule(SupervisedDataModule):
         seed: Of the order; None takes ``seed_everything``'s, or 0.
     """
 
-    held_out_setting = "set `data.init_args.val_demonstrations` or `val_share`"
+    setting: ClassVar[str] = "demonstrations"
 
     def __init__(
         self,
@@ -107,28 +107,21 @@ class SFTDataModule(SupervisedDataModule):
         on_error: Literal["error", "skip"] = "error",
         seed: int | None = None,
     ) -> None:
-        super().__init__(batch_size=batch_size, val_batch_size=val_batch_size, seed=seed)
-        require(0 <= val_share < 1, f"`val_share` must lie in [0, 1), got {val_share}.")
-        require(
-            not val_share or val_demonstrations is None,
-            "`val_share` takes held-out examples from `demonstrations`; with "
-            "`val_demonstrations` leave it out.",
-        )
-        require(
-            overlong in ("error", "drop", "truncate"),
-            f"`overlong` must be one of error, drop, truncate, got {overlong!r}.",
-        )
         require_at_least("max_tokens", max_tokens, 2)
-        held_out, options = val_demonstrations, {"fields": fields, "on_error": on_error}
-        self.demonstrations = _source("demonstrations", demonstrations, options)
-        self.val_demonstrations = (
-            None if held_out is None else _source("val_demonstrations", held_out, options)
+        super().__init__(
+            demonstrations,
+            val_demonstrations,
+            val_share=val_share,
+            batch_size=batch_size,
+            val_batch_size=val_batch_size,
+            fields=fields,
+            overlong=overlong,
+            on_error=on_error,
+            seed=seed,
         )
-        self.val_share = val_share
         self.chat = chat
         self.system_prompt = system_prompt
         self.max_tokens = max_tokens
-        self.overlong: Literal["error", "drop", "truncate"] = overlong
         self.train_set: DemonstrationSet | None = None
         self.val_set: DemonstrationSet | None = None
 
@@ -143,27 +136,16 @@ class SFTDataModule(SupervisedDataModule):
             )
         return module
 
-    @property
-    def has_held_out(self) -> bool:
-        """Whether the run has held-out demonstrations."""
-        return self.val_demonstrations is not None or self.val_share > 0
+    def read(self, source: RecordSource, share: Share, *, held_out: bool) -> Sequence[Example]:
+        """Read demonstrations; of held-out ones also what they answer."""
+        found = self._read(source, share, held_out=held_out)
+        if held_out:
+            self.val_set = found
+        else:
+            self.train_set = found
+        return found.examples
 
-    def read_train(self) -> Sequence[Example]:
-        """Read the training part."""
-        self.train_set = self._read(self.demonstrations, "train" if self.val_share else "all")
-        return self.train_set.examples
-
-    def read_held_out(self) -> Sequence[Example]:
-        """Read the held-out part, if there is one."""
-        if self.val_demonstrations is not None:
-            self.val_set = self._read(self.val_demonstrations, "all", held_out=True)
-        elif self.val_share:
-            self.val_set = self._read(self.demonstrations, "held out", held_out=True)
-        return self.val_set.examples if self.val_set is not None else ()
-
-    def _read(
-        self, source: RecordSource, part: Part, *, held_out: bool = False
-    ) -> DemonstrationSet:
+    def _read(self, source: RecordSource, share: Share, *, held_out: bool) -> DemonstrationSet:
         reader = self.reader
         learner = Learner(
             reader.tokenizer,
@@ -176,7 +158,7 @@ class SFTDataModule(SupervisedDataModule):
             learner,
             max_tokens=self._longest(reader.max_positions),
             overlong=self.overlong,
-            share=Share(self.val_share, part),
+            share=share,
             keep_prompts=held_out,
         )
 
@@ -228,7 +210,3 @@ class SFTDataModule(SupervisedDataModule):
             return self.prompt_batch(range(start, min(start + size, self.num_prompts)))
 
         return StepLoader(make, num_steps=len(starts), place=lambda: (0, 0))
-
-
-def _source(name: str, value: Demonstrations, options: Mapping[str, Any]) -> RecordSource:
-    return as_records(value, name=name, **options)

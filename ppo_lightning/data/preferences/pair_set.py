@@ -16,6 +16,7 @@ from ppo_lightning.data.preferences.pairs import (
     answer_completions,
 )
 from ppo_lightning.data.prompts.limits import Overlong
+from ppo_lightning.data.steps.share import Share
 from ppo_lightning.errors import DataError
 from ppo_lightning.rewards import SequenceClassifierReward
 
@@ -185,8 +186,9 @@ def split_by_prompt(
         ``(training, held_out)``, in the order of ``pairs``.
     """
     sides: tuple[list[PreferencePair], list[PreferencePair]] = ([], [])
+    held_out = Share(share, "held out")
     for pair in pairs:
-        sides[pair.prompt_key < share * 2.0**64].append(pair)
+        sides[pair in held_out].append(pair)
     return sides
 
 

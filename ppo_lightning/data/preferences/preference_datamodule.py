@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from ppo_lightning.configs import InlineRecord
 from ppo_lightning.configs.checks import require
@@ -17,7 +17,7 @@ from ppo_lightning.data.preferences.pair_set import (
 )
 from ppo_lightning.data.preferences.pairs import PreferencePair, read_pairs
 from ppo_lightning.data.records.base import RecordSource
-from ppo_lightning.data.records.formats import as_records
+from ppo_lightning.data.steps.share import Share
 from ppo_lightning.data.steps.supervised_datamodule import SupervisedDataModule
 from ppo_lightning.errors import ConfigError
 
@@ -59,7 +59,7 @@ class PreferenceDataModule(SupervisedDataModule):
         seed: Of the order; None takes ``seed_everything``'s, or 0.
     """
 
-    held_out_setting = "set `data.init_args.val_pairs` or `val_share`"
+    setting: ClassVar[str] = "pairs"
 
     def __init__(
         self,
@@ -75,28 +75,21 @@ class PreferenceDataModule(SupervisedDataModule):
         on_error: Literal["error", "skip"] = "error",
         seed: int | None = None,
     ) -> None:
-        super().__init__(batch_size=batch_size, val_batch_size=val_batch_size, seed=seed)
-        require(0 <= val_share < 1, f"`val_share` must lie in [0, 1), got {val_share}.")
-        require(
-            not val_share or val_pairs is None,
-            "`val_share` takes held-out pairs from `pairs`; with `val_pairs` leave it out.",
-        )
-        require(
-            overlong in ("error", "drop", "truncate"),
-            f"`overlong` must be one of error, drop, truncate, got {overlong!r}.",
-        )
         require(
             identical in ("error", "drop"),
             f"`identical` must be one of error, drop, got {identical!r}.",
         )
-        self.pairs = as_records(pairs, fields=fields, on_error=on_error, name="pairs")
-        self.val_pairs = (
-            None
-            if val_pairs is None
-            else as_records(val_pairs, fields=fields, on_error=on_error, name="val_pairs")
+        super().__init__(
+            pairs,
+            val_pairs,
+            val_share=val_share,
+            batch_size=batch_size,
+            val_batch_size=val_batch_size,
+            fields=fields,
+            overlong=overlong,
+            on_error=on_error,
+            seed=seed,
         )
-        self.val_share = val_share
-        self.overlong: Literal["error", "drop", "truncate"] = overlong
         self.identical: Literal["error", "drop"] = identical
 
     @property
@@ -110,42 +103,29 @@ class PreferenceDataModule(SupervisedDataModule):
             )
         return module
 
-    @property
-    def has_held_out(self) -> bool:
-        """Whether the run has held-out pairs."""
-        return self.val_pairs is not None or self.val_share > 0
-
-    def read_train(self) -> Sequence[PairExample]:
-        """Return the training pairs.
+    def read(self, source: RecordSource, share: Share, *, held_out: bool) -> Sequence[PairExample]:
+        """Read pairs; of held-out ones each rejected answer in a pair of its own.
 
         Raises:
             DataError: Records are no pairs, or too long.
             ConfigError: ``val_share`` leaves no pair on one side.
         """
-        pairs = read_pairs(self.pairs, identical=self.identical)
-        return self._examples(self._side(pairs, 0), each=not self.learner.keeps_negatives)
-
-    def read_held_out(self) -> Sequence[PairExample]:
-        """Return the held-out pairs, each rejected answer in a pair of its own."""
-        if self.val_pairs is not None:
-            found = self._examples(read_pairs(self.val_pairs, identical=self.identical))
+        pairs = self._part(read_pairs(source, identical=self.identical), share)
+        found = self._examples(pairs, each=held_out or not self.learner.keeps_negatives)
+        if held_out and share.part == "all":
             warn_of_shared_prompts(self.train_examples, found)
-            return found
-        if not self.val_share:
-            return ()
-        pairs = read_pairs(self.pairs, identical=self.identical)
-        return self._examples(self._side(pairs, 1))
+        return found
 
-    def _side(self, pairs: list[PreferencePair], side: int) -> list[PreferencePair]:
-        if not self.val_share:
+    def _part(self, pairs: list[PreferencePair], share: Share) -> list[PreferencePair]:
+        if share.part == "all":
             return pairs
-        sides = split_by_prompt(pairs, self.val_share)
+        train, held_out = sides = split_by_prompt(pairs, share.held_out)
         if not all(sides):
             raise ConfigError(
-                f"`data.init_args.val_share: {self.val_share}` leaves {len(sides[0])} pairs to "
-                f"train on and {len(sides[1])} held out: change it, or give more prompts."
+                f"`data.init_args.val_share: {share.held_out}` leaves {len(train)} pairs to train "
+                f"on and {len(held_out)} held out: change it, or give more prompts."
             )
-        return sides[side]
+        return held_out if share.part == "held out" else train
 
     def _examples(self, pairs: list[PreferencePair], *, each: bool = True) -> list[PairExample]:
         return pair_examples(

@@ -43,13 +43,20 @@ def render(
         DataError: There is no chat template, the template refuses the chat, or a system prompt
             is given for a plain string; names the record.
     """
-    turns = _chat_turns(raw, tokenizer, chat=chat, system_prompt=system_prompt)
+    turns = chat_turns(
+        raw.prompt,
+        raw.messages,
+        tokenizer,
+        chat=chat,
+        system_prompt=system_prompt,
+        origin=raw.origin,
+    )
     if turns is None:
         text = raw.prompt or ""
         return PromptRecord(prompt=text, text=text, metadata=raw.metadata, origin=raw.origin)
     return PromptRecord(
         prompt=next(turn["content"] for turn in reversed(turns) if turn["role"] == "user"),
-        text=_rendered(turns, tokenizer, raw.origin),
+        text=rendered(turns, tokenizer, raw.origin, opening=True),
         messages=turns,
         metadata=raw.metadata,
         origin=raw.origin,
@@ -100,42 +107,77 @@ def _input_ids(
     return [list(row) for row in encoded["input_ids"]]
 
 
-def _chat_turns(
-    raw: RawPrompt, tokenizer: Tokenizer, *, chat: Chat, system_prompt: str | None
+def chat_turns(
+    text: str | None,
+    messages: tuple[Message, ...] | None,
+    tokenizer: Tokenizer,
+    *,
+    chat: Chat,
+    system_prompt: str | None,
+    origin: str,
 ) -> tuple[Message, ...] | None:
-    """Return the turns to render, or None for a string that stays plain."""
-    turns = raw.messages
+    """Return the turns to render, or None for a string that stays plain.
+
+    Args:
+        text: A plain string, where there are no ``messages``.
+        messages: Turns of a chat.
+        tokenizer: See ``render``.
+        chat: See ``render``.
+        system_prompt: See ``render``.
+        origin: Where it was read.
+
+    Raises:
+        DataError: There is no template for what is to be a chat, or no chat for a system prompt.
+    """
+    turns = messages
     if turns is None:
         if chat is False or (chat == "auto" and not tokenizer.chat_template):
             if system_prompt is not None:
                 raise DataError(
                     "`system_prompt` needs a chat, and this is a plain string without a chat "
                     "template. Write it into the prompt, or set `chat: true`.",
-                    path=raw.origin or None,
+                    path=origin or None,
                 )
             return None
         if not tokenizer.chat_template:
             raise DataError(
                 "`chat: true` makes a chat of this plain string, but the tokenizer has no chat "
                 "template. Use a tokenizer with one, or set `chat: auto`.",
-                path=raw.origin or None,
+                path=origin or None,
             )
-        turns = ({"role": "user", "content": raw.prompt or ""},)
+        turns = ({"role": "user", "content": text or ""},)
     if system_prompt is not None and not any(turn["role"] == "system" for turn in turns):
         turns = ({"role": "system", "content": system_prompt}, *turns)
     return turns
 
 
-def _rendered(turns: Sequence[Message], tokenizer: Tokenizer, origin: str) -> str:
+def rendered(
+    turns: Sequence[Message],
+    tokenizer: Tokenizer,
+    origin: str,
+    *,
+    opening: bool,
+    without: str = "Use a tokenizer with one, or give plain strings with `chat: false`.",
+) -> str:
+    """Render turns as text.
+
+    Args:
+        turns: Of a chat.
+        tokenizer: With a chat template.
+        origin: Where they were read.
+        opening: Whether the opening of an answer stands at the end.
+        without: What to do where there is no template.
+
+    Raises:
+        DataError: There is no template, or it refuses the chat; names the record.
+    """
     if not tokenizer.chat_template:
         raise DataError(
-            "is a chat, but the tokenizer has no chat template. Use a tokenizer with one, or give "
-            "plain strings with `chat: false`.",
-            path=origin or None,
+            f"is a chat, but the tokenizer has no chat template. {without}", path=origin or None
         )
     try:
         text = tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
+            [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=opening
         )
     except Exception as error:  # a template is a program, and raises what it likes
         raise DataError(

@@ -6,17 +6,24 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from ppo_lightning.configs.checks import require_at_least
+from ppo_lightning.configs.checks import require, require_at_least
+from ppo_lightning.data.prompts.limits import Overlong
 from ppo_lightning.data.prompts.prompt_set import shuffled_order
+from ppo_lightning.data.records.base import RecordSource
+from ppo_lightning.data.records.formats import as_records
 from ppo_lightning.data.steps.base_datamodule import ValidationSwitch
+from ppo_lightning.data.steps.share import Share
 from ppo_lightning.data.steps.step_loader import StepLoader
 from ppo_lightning.distributed import rank, world_size
 from ppo_lightning.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+Records = RecordSource | str | Path | Sequence[Mapping[str, Any] | str]
 
 
 class SupervisedDataModule(ValidationSwitch):
@@ -24,18 +31,55 @@ class SupervisedDataModule(ValidationSwitch):
 
     The order is a pure function of (seed, epoch), and ranks take every n-th example of a step, so
     the examples of a step are the same whatever the number of ranks, and a resumed run needs the
-    step's number only. The last step of an epoch may be smaller. A subclass reads the examples.
+    step's number only. The last step of an epoch may be smaller. A subclass makes examples of
+    records.
 
     Args:
+        records: Of the training examples: a file, a list, or a source.
+        val_records: Of the held-out ones; None for none, or for those of ``val_share``.
+        val_share: Without ``val_records``: share of the prompts of ``records`` that is held out, by
+            a hash of the prompt.
         batch_size: Examples of one optimiser step, over all ranks.
         val_batch_size: Held-out examples measured at once on a rank.
+        fields: Our name -> their column; null hides a column.
+        overlong: What happens to an example that is too long.
+        on_error: What happens to a record that cannot be used.
         seed: Of the order; None takes ``seed_everything``'s, or 0.
     """
 
-    def __init__(self, *, batch_size: int, val_batch_size: int, seed: int | None) -> None:
+    setting: ClassVar[str] = "records"
+    """Name of the setting with the training examples; ``val_`` stands before the held-out ones'."""
+
+    def __init__(
+        self,
+        records: Records,
+        val_records: Records | None,
+        *,
+        val_share: float,
+        batch_size: int,
+        val_batch_size: int,
+        fields: Mapping[str, str | None] | None,
+        overlong: Overlong,
+        on_error: Literal["error", "skip"],
+        seed: int | None,
+    ) -> None:
         super().__init__()
         require_at_least("batch_size", batch_size, 1)
         require_at_least("val_batch_size", val_batch_size, 1)
+        self._check_share(val_share, beside=val_records is not None)
+        require(
+            overlong in ("error", "drop", "truncate"),
+            f"`overlong` must be one of error, drop, truncate, got {overlong!r}.",
+        )
+        reading: Any = {"fields": fields, "on_error": on_error}
+        self.source = as_records(records, name=self.setting, **reading)
+        self.val_source = (
+            None
+            if val_records is None
+            else as_records(val_records, name=f"val_{self.setting}", **reading)
+        )
+        self.val_share = val_share
+        self.overlong: Overlong = overlong
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
@@ -43,13 +87,23 @@ class SupervisedDataModule(ValidationSwitch):
         self.val_examples: Sequence[Any] = ()
         self._order: dict[tuple[int, int], list[int]] = {}
 
-    @abstractmethod
-    def read_train(self) -> Sequence[Any]:
-        """Return the training examples; called once a fit."""
+    def _check_share(self, val_share: float, *, beside: bool) -> None:
+        require(0 <= val_share < 1, f"`val_share` must lie in [0, 1), got {val_share}.")
+        require(
+            not (val_share and beside),
+            f"`val_share` takes held-out {self.setting} from `{self.setting}`; with "
+            f"`val_{self.setting}` leave it out.",
+        )
 
     @abstractmethod
-    def read_held_out(self) -> Sequence[Any]:
-        """Return the held-out examples, none if the run has none."""
+    def read(self, source: RecordSource, share: Share, *, held_out: bool) -> Sequence[Any]:
+        """Make examples of records.
+
+        Args:
+            source: The records.
+            share: Which of them.
+            held_out: Whether they are measured, and not learned from.
+        """
 
     @abstractmethod
     def make_batch(self, examples: Sequence[Any], *, epoch: int, step: int, num_steps: int) -> Any:
@@ -61,8 +115,9 @@ class SupervisedDataModule(ValidationSwitch):
     def setup(self, stage: str) -> None:
         """Read the examples: a bad file ends the run before weights are loaded."""
         if stage == "fit":
-            self.train_examples, self._order = self.read_train(), {}
-        self.val_examples = self.read_held_out()
+            share = Share(self.val_share, "train") if self.val_share else Share()
+            self.train_examples, self._order = self.read(self.source, share, held_out=False), {}
+        self.val_examples = self._read_held_out()
         if self.val_examples:
             return
         if stage != "fit":
@@ -70,13 +125,22 @@ class SupervisedDataModule(ValidationSwitch):
             raise ConfigError(f"`{named}` needs held-out examples: {self.held_out_setting}.")
         self.switch_validation_off()  # an empty loader would be warned about
 
-    held_out_setting = "set a held-out part in `data.init_args`"
-    """How the user gives held-out examples, as the end of a sentence."""
+    def _read_held_out(self) -> Sequence[Any]:
+        if self.val_source is not None:
+            return self.read(self.val_source, Share(), held_out=True)
+        if self.val_share:
+            return self.read(self.source, Share(self.val_share, "held out"), held_out=True)
+        return ()
+
+    @property
+    def held_out_setting(self) -> str:
+        """How the user gives held-out examples, as the end of a sentence."""
+        return f"set `data.init_args.val_{self.setting}` or `val_share`"
 
     @property
     def has_held_out(self) -> bool:
         """Whether the run has held-out examples; known before they are read."""
-        return True
+        return self.val_source is not None or self.val_share > 0
 
     @property
     def num_steps(self) -> int:

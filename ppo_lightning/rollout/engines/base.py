@@ -128,6 +128,36 @@ class Decoded:
     lengths: Tensor
     ended: Tensor
 
+    @classmethod
+    def empty(cls, rows: int, width: int, pad_id: int, device: torch.device) -> Decoded:
+        """Make room for responses, all of length 0."""
+        return cls(
+            ids=torch.full((rows, width), pad_id, device=device),
+            logprobs=torch.zeros(rows, width, device=device),
+            lengths=torch.zeros(rows, dtype=torch.long, device=device),
+            ended=torch.zeros(rows, dtype=torch.bool, device=device),
+        )
+
+    def stopped_by_text(self, rows: Tensor, sampling: SamplingConfig, stops: StopRules) -> Tensor:
+        """Say which responses contain a stop string by now.
+
+        Args:
+            rows: Responses to look at. ``[N]`` long.
+            sampling: Has the stop strings.
+            stops: Has the tokenizer.
+
+        Returns:
+            ``[N]`` bool.
+        """
+        if stops.decoder is None:
+            raise ValueError("`stop_strings` needs a tokenizer to look for them.")
+        found = []
+        for row in rows.tolist():
+            ids = self.ids[row, : int(self.lengths[row])].tolist()
+            text = stops.decoder.decode(ids, skip_special_tokens=True)
+            found.append(any(stop in text for stop in sampling.stop_strings))
+        return torch.tensor(found, dtype=torch.bool, device=rows.device)
+
 
 class BatchedEngine(RolloutEngine):
     """Decodes ``sampling.batch_size`` rows at once and joins the batches."""
@@ -164,7 +194,7 @@ class BatchedEngine(RolloutEngine):
                 )
                 for rows in batches
             ]
-        return _joined(prompts, parts or [_nothing(prompts)], stops.pad_id, policy_version)
+        return joined(prompts, parts or [_nothing(prompts)], stops.pad_id, policy_version)
 
 
 def _nothing(prompts: PromptBatch) -> Decoded:
@@ -174,7 +204,7 @@ def _nothing(prompts: PromptBatch) -> Decoded:
     return Decoded(ids=ids, logprobs=ids.float(), lengths=lengths, ended=lengths.bool())
 
 
-def _joined(
+def joined(
     prompts: PromptBatch, parts: Sequence[Decoded], pad_id: int, policy_version: int
 ) -> Rollout:
     """Put the batches' rows one below the other, as wide as the longest response."""

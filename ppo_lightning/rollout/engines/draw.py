@@ -15,6 +15,7 @@ def draw_tokens(
     *,
     sampling: SamplingConfig,
     banned_ids: tuple[int, ...] = (),
+    banned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw the next token of each row.
 
@@ -23,13 +24,14 @@ def draw_tokens(
         uniforms: Uniform in [0, 1). ``[B]`` float64; None takes the likeliest token.
         sampling: Temperature, top-k and top-p.
         banned_ids: Not drawn (end tokens before the least length).
+        banned: Rows for which that holds; None is all. ``[B]`` bool.
 
     Returns:
         ``(ids, logprobs)``, ``[B]`` long and ``[B]`` float32: the log-probability is that of the
         whole distribution at the temperature, before any token is ruled out.
     """
     scaled = logits.float() / sampling.temperature
-    candidates = _restricted(scaled, sampling, banned_ids)
+    candidates = _restricted(scaled, sampling, banned_ids, banned)
     ids = _chosen(candidates, uniforms)
     return ids, token_logprobs(scaled, ids, temperature=1.0)
 
@@ -40,11 +42,18 @@ def _chosen(candidates: Tensor, uniforms: Tensor | None) -> Tensor:
     return inverse_cdf_sample(candidates, uniforms)
 
 
-def _restricted(scaled: Tensor, sampling: SamplingConfig, banned_ids: tuple[int, ...]) -> Tensor:
+def _restricted(
+    scaled: Tensor,
+    sampling: SamplingConfig,
+    banned_ids: tuple[int, ...],
+    banned: Tensor | None,
+) -> Tensor:
     """Rule tokens out by setting their logits to -inf."""
-    if banned_ids:
-        scaled = scaled.clone()
-        scaled[:, list(banned_ids)] = -torch.inf
+    if banned_ids and (banned is None or banned.any()):
+        barred = torch.zeros_like(scaled[0], dtype=torch.bool)
+        barred[list(banned_ids)] = True
+        rows = barred if banned is None else barred & banned[:, None]
+        scaled = scaled.masked_fill(rows, -torch.inf)
     if 0 < sampling.top_k < scaled.shape[-1]:
         least = scaled.topk(sampling.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)

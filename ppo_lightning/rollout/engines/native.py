@@ -13,20 +13,58 @@ from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
 from ppo_lightning.functional import hash_uniform, position_ids
-from ppo_lightning.models import check_decoding, decode_step
-from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules, inference_mode_of
+from ppo_lightning.models import base_causal_lm, check_decoding, decode_step, reading_of
+from ppo_lightning.rollout.engines.base import (
+    BatchedEngine,
+    Decoded,
+    StopRules,
+    inference_mode_of,
+    joined,
+)
 from ppo_lightning.rollout.engines.draw import draw_tokens
-from ppo_lightning.types import PromptBatch
+from ppo_lightning.rollout.engines.slots import SlotDecoder
+from ppo_lightning.types import PromptBatch, Rollout
 
 
 class NativeEngine(BatchedEngine):
-    """Decode with the model's own key-value cache, all rows in step."""
+    """Decode with a key-value cache.
+
+    Models whose rows may be packed are decoded in slots (``SlotDecoder``): without padding, and a
+    response that has ended makes room for the next prompt. Others keep the cache of their family,
+    with all rows of a batch in step.
+    """
 
     @override
     def check(self, model: nn.Module) -> None:
         """Try whether decoding with the cache says what a pass over everything says."""
         with inference_mode_of(model):
             check_decoding(model)
+
+    @override
+    def generate(
+        self,
+        model: nn.Module,
+        prompts: PromptBatch,
+        *,
+        sampling: SamplingConfig,
+        stops: StopRules,
+        policy_version: int,
+        greedy: bool = False,
+    ) -> Rollout:
+        base = base_causal_lm(model)
+        width = prompts.prompt_ids.shape[1] + sampling.max_new_tokens
+        if len(prompts) == 0 or not reading_of(base).takes_slots(width):
+            return super().generate(
+                model,
+                prompts,
+                sampling=sampling,
+                stops=stops,
+                policy_version=policy_version,
+                greedy=greedy,
+            )
+        with inference_mode_of(model):
+            decoder = SlotDecoder(base, prompts, sampling=sampling, stops=stops, greedy=greedy)
+            return joined(prompts, [decoder.run()], stops.pad_id, policy_version)
 
     @override
     def decode_batch(
@@ -45,7 +83,7 @@ class NativeEngine(BatchedEngine):
         mask = torch.ones(rows, total, dtype=torch.bool, device=device)
         mask[:, :width] = prompts.prompt_mask
         places = position_ids(mask)
-        out = _empty(rows, sampling.max_new_tokens, stops.pad_id, device)
+        out = Decoded.empty(rows, sampling.max_new_tokens, stops.pad_id, device)
         end_ids = torch.tensor(stops.end_ids, dtype=torch.long, device=device)
         step_ids, start, cache = prompts.prompt_ids, 0, None
         for t in range(sampling.max_new_tokens):
@@ -59,16 +97,6 @@ class NativeEngine(BatchedEngine):
                 break
             step_ids, start = ids[:, None], end
         return out
-
-
-def _empty(rows: int, width: int, pad_id: int, device: torch.device) -> Decoded:
-    """Room for responses, all of length 0."""
-    return Decoded(
-        ids=torch.full((rows, width), pad_id, device=device),
-        logprobs=torch.zeros(rows, width, device=device),
-        lengths=torch.zeros(rows, dtype=torch.long, device=device),
-        ended=torch.zeros(rows, dtype=torch.bool, device=device),
-    )
 
 
 def _record(
@@ -87,16 +115,5 @@ def _record(
     out.lengths += going
     out.ended |= going & torch.isin(ids, end_ids)
     if sampling.stop_strings:
-        out.ended |= _has_stop_string(out, sampling, stops)
-
-
-def _has_stop_string(out: Decoded, sampling: SamplingConfig, stops: StopRules) -> Tensor:
-    """Which rows that are still going contain a stop string by now. ``[B]`` bool."""
-    if stops.decoder is None:
-        raise ValueError("`stop_strings` needs a tokenizer to look for them.")
-    hit = torch.zeros_like(out.ended)
-    for row in (~out.ended).nonzero()[:, 0].tolist():
-        ids = out.ids[row, : int(out.lengths[row])].tolist()
-        text = stops.decoder.decode(ids, skip_special_tokens=True)
-        hit[row] = any(stop in text for stop in sampling.stop_strings)
-    return hit
+        rows = (~out.ended).nonzero()[:, 0]
+        out.ended[rows] = out.stopped_by_text(rows, sampling, stops)

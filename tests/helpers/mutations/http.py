@@ -2,7 +2,9 @@
 
 from tests.helpers.mutations.base import fault
 
-_CLIENT, _HTTP, _CONTRACT = (f"rewards/{name}.py" for name in ("http_client", "http", "contract"))
+_CLIENT, _CONNECTIONS, _HTTP, _CONTRACT = (
+    f"rewards/{name}.py" for name in ("http_client", "http_connections", "http", "contract")
+)
 _TESTS = "unit/rewards/test_http.py"
 _ERRORS = f"{_TESTS}::test_t30_answers_without_scores_are_errors_with_everything_named"
 _NO_NUMBER = f"{_TESTS}::test_t30_an_entry_that_is_no_number_is_an_error_with_its_sample"
@@ -69,7 +71,7 @@ MUTATIONS = (
     # Each read has time anew.
     fault(
         "T30",
-        _CLIENT,
+        _CONNECTIONS,
         "return await asyncio.wait_for(self._send(client, method, url, body), seconds)",
         "return await self._send(client, method, url, body)",
         _DRIP,

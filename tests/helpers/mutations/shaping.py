@@ -148,9 +148,9 @@ MUTATIONS = (
     ),
     fault(
         "T35",
-        "models/actor_critic.py",
-        "values = states[:, : mask.shape[1]].masked_fill(~mask, 0)",
-        "values = states[:, : mask.shape[1]]",
+        "models/layout.py",
+        "empty = values.new_zeros(rows * width",
+        "empty = values.new_ones(rows * width",
         "unit/models/test_scoring.py::test_t35_outputs_under_padding_are_zero_and_send_no_gradient",
     ),
     fault(

@@ -91,6 +91,37 @@ def test_mistakes_in_a_file(capsys, monkeypatch, tmp_path, key, value, expected)
     assert text.startswith(f"ppo-lightning: c.yaml:{line}: ")
 
 
+def test_all_unknown_keys_of_a_section_are_told_at_once(capsys, monkeypatch, tmp_path):
+    ppo = {"clip_rang": 0.2, "target_kl": 0.1, "gama": 0.9, "zzz": 1}
+    config = changed(BASE, f"{ARGS}.ppo", ppo)
+    first = line_of(config, f"{ARGS}.ppo.clip_rang", tmp_path)
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    assert text.startswith(f"ppo-lightning: c.yaml:{first}: unknown key `clip_rang` in")
+    assert f"Unknown there, too: `gama` in line {first + 2} (`gamma`?), `zzz` in line" in text
+    config = BASE | {"modle": 1, "dta": 2}
+    line = line_of(config, "dta", tmp_path)
+    text = complaint(capsys, monkeypatch, tmp_path, config)
+    assert f"too: `dta` in line {line} (`data`?)." in text
+
+
+def test_keys_of_other_entries_of_a_list_are_none_of_its_business(capsys, monkeypatch, tmp_path):
+    length = BASE["model"]["init_args"]["rewards"][0]["component"]
+    regex = {"class_path": "ppo_lightning.rewards.RegexReward", "init_args": {"pattern": "a"}}
+    wrong = {"class_path": length["class_path"], "init_args": {"target_token": 3}}
+    terms = [{"name": "a", "component": regex}, {"name": "b", "component": wrong}]
+    text = complaint(capsys, monkeypatch, tmp_path, changed(BASE, f"{ARGS}.rewards", terms))
+    assert "did you mean `target_tokens`?" in text
+    assert "too" not in text
+
+
+def test_keys_that_a_class_may_hand_on_are_not_called_unknown(capsys, monkeypatch, tmp_path):
+    options = {"process_group_backnd": "gloo", "find_unused_parameters": True}
+    strategy = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": options}
+    text = complaint(capsys, monkeypatch, tmp_path, changed(BASE, "trainer.strategy", strategy))
+    assert "unknown key `process_group_backnd`" in text
+    assert "too" not in text
+
+
 CALLBACK = {"class_path": "ppo_lightning.callbacks.AdaptiveKL", "init_args": {"target": None}}
 
 IN_THE_WRONG_FORM = [

@@ -59,6 +59,7 @@ def test_a_file_that_is_not_there(tmp_path):
         (["model", "--token-env", "NO_SUCH_TOKEN"], "`NO_SUCH_TOKEN` is not set"),
         (["model", "--max-batch", "0"], "`--max-batch` must be at least 1, got 0"),
         (["model", "--max-wait-ms", "-1"], "`--max-wait-ms` must be at least 0, got -1"),
+        (["model", "--max-queue", "9"], "`--max-items` must be at most `--max-queue`, which is 9"),
         (["model", "--port", "70000"], "`--port` must lie in [0, 65535]"),
         (["model", "--device", "gpu"], "`--device gpu` cannot be used"),
         (["model", "--max-bach", "3"], "Did you mean `--max-batch`?"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ppo_lightning.models.card import (
     tokenizer_digests,
     was_changed,
     weights_fingerprint,
+    with_source,
     write_card,
 )
 from tests.helpers.tiny_models import build_gpt2, build_llama
@@ -150,6 +152,9 @@ def test_ancestors_reach_back_to_the_base_and_a_change_is_noticed(tiny_llama_dir
         ("", str(tiny_llama_dir)),
     ]
     assert card.made_from[0].fingerprint == weights_fingerprint(str(folders["sft"]))
+    base = Ancestor(path=str(tiny_llama_dir), fingerprint="of then")
+    assert with_source(card, base) == replace(card, made_from=(base,))
+    assert with_source(card, None).made_from == ()
     assert not was_changed(str(folders["reward"]))
     with torch.no_grad():
         next(model.parameters()).add_(1.0)

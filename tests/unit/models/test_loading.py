@@ -175,6 +175,13 @@ def test_what_is_not_there_is_named_with_the_way_out(tmp_path: Path):
         load_tokenizer("owner/no-such-model")
 
 
+def test_a_word_may_be_meant_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal("sft").startswith("`sft` is neither a folder here nor a model from the hub: ")
+    with pytest.raises(ModelError, match=rf"`sft` is neither .* start at {tmp_path}\)"):
+        load_tokenizer("sft")
+
+
 def test_encoders_and_encoder_decoders_are_refused(tmp_path: Path):
     bert = BertConfig(
         hidden_size=16,

@@ -139,7 +139,7 @@ def test_holes_are_read_but_not_scored(family_dir: Path):
     full = policy_logprobs(model, whole, temperature=1.0, entropy=True)
     part = policy_logprobs(model, holed, temperature=1.0, entropy=True)
     for a, b in ((full.logprobs, part.logprobs), (full.entropy, part.entropy)):
-        assert_close(b, a.masked_fill(~holed.response_mask, 0), rtol=0, atol=0)
+        assert_close(b, a.masked_fill(~holed.response_mask, 0), rtol=0, atol=1e-5)
 
 
 def test_a_row_without_any_token_gives_zeros(tiny_model_dir: Path):
@@ -162,7 +162,7 @@ def test_t44_bfloat16_model_of_50k_ids_gives_float32_logprobs(build, tmp_path: P
     again = policy_logprobs(model, BATCH, temperature=0.9)
     assert output.logprobs.dtype == output.entropy.dtype == output.logits.dtype == torch.float32
     assert (output.logprobs <= 0).all()
-    assert torch.equal(output.logprobs, again.logprobs)
+    assert_close(output.logprobs, again.logprobs, rtol=1e-6, atol=0)
     # Of the model's own logits only the normalisation is ours: exact to float32, not to bfloat16.
     table = (output.logits.double() / 0.9).log_softmax(-1)
     expected = table.gather(-1, BATCH.response_ids[..., None])[..., 0]
@@ -186,11 +186,11 @@ def test_logits_come_before_the_temperature_and_at_the_response_only(tiny_model_
     cold = policy_logprobs(model, BATCH, temperature=0.5, logits=True)
     assert torch.equal(hot.logits, cold.logits)
     assert not torch.equal(hot.logprobs, cold.logprobs)
-    assert {shape[1] for shape in seen} == {4}  # never [B, P + R, V]
+    assert {shape[1] for shape in seen} == {6}  # valid tokens, never [B, P + R, V]
 
 
 def test_families_without_logits_to_keep_are_sliced(tiny_llama_dir: Path):
-    model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir)))
+    model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir), padding_free=False))
     expected = policy_logprobs(model, BATCH, temperature=1.0)
 
     class Older(type(model)):

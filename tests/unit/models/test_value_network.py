@@ -22,11 +22,17 @@ from ppo_lightning.models import (
     load_value_network,
     save_model,
 )
+from ppo_lightning.models.layout import TokenLayout
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_gpt2, build_llama, build_reward_model
 
 IDS = torch.tensor([[5, 9, 11, 20, 13]])
-INPUTS = (IDS, torch.ones_like(IDS), torch.arange(5)[None])
+
+
+def layout_of(length: int = 5) -> TokenLayout:
+    """Ask for the values of all states of the first tokens."""
+    prompt, response = IDS[0, :1].tolist(), IDS[0, 1:length].tolist()
+    return TokenLayout.of(sequences_of([prompt], [response]), packed=False, final=True)
 
 
 def critic_of(path: Path, policy: Path | None = None, **settings) -> ValueNetwork:
@@ -36,7 +42,7 @@ def critic_of(path: Path, policy: Path | None = None, **settings) -> ValueNetwor
 
 
 def test_t37_a_new_head_starts_at_zero_or_small(family_dir: Path):
-    assert not critic_of(family_dir)(*INPUTS).any()
+    assert not critic_of(family_dir)(layout_of()).any()
     torch.manual_seed(0)
     weights = torch.cat([critic_of(family_dir, head_init="normal").head.weight for _ in range(16)])
     # 512 draws: their deviation is within 10 % of 1/sqrt(33), more than three standard errors.
@@ -55,20 +61,20 @@ def test_t37_a_critic_from_a_reward_model_values_the_end_at_its_score(tiny_rewar
     reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_reward_dir)
     critic = critic_of(tiny_reward_dir)
     with torch.no_grad():
-        for length in (1, 3, 5):
+        for length in (2, 3, 5):
             score = reward_model(input_ids=IDS[:, :length]).logits[0, 0]
-            value = critic(*(part[:, :length] for part in INPUTS))[0, -1]
+            value = critic(layout_of(length))[-1]
             assert_close(value, score, rtol=0, atol=1e-6)
-            assert_close(critic(*INPUTS)[0, length - 1], score, rtol=0, atol=1e-5)
+            assert_close(critic(layout_of())[length - 1], score, rtol=0, atol=1e-5)
     assert torch.equal(critic.head.weight, reward_model.score.weight)
 
 
 def test_values_are_float32_under_bfloat16_weights_and_autocast(tiny_model_dir: Path):
     critic = critic_of(tiny_model_dir, dtype="bfloat16", head_init="normal")
     assert critic.backbone.dtype == torch.bfloat16
-    assert critic(*INPUTS).dtype == torch.float32
+    assert critic(layout_of()).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        values = critic(*INPUTS)
+        values = critic(layout_of())
     assert values.dtype == torch.float32
     assert not torch.equal(values, values.bfloat16().float())
 
@@ -89,9 +95,9 @@ def test_export_as_sequence_classifier_scores_as_the_critic_values(build, tmp_pa
     assert not report["unexpected_keys"]
     assert loaded.config.num_labels == 1
     with torch.no_grad():
-        assert_close(loaded(input_ids=IDS).logits[0, 0], critic(*INPUTS)[0, -1], rtol=0, atol=1e-6)
+        assert_close(loaded(input_ids=IDS).logits[0, 0], critic(layout_of())[-1], rtol=0, atol=1e-6)
     again = critic_of(tmp_path / "out")
-    assert torch.equal(again(*INPUTS), critic(*INPUTS))
+    assert torch.equal(again(layout_of()), critic(layout_of()))
 
 
 def test_the_exported_critic_says_what_the_folder_said(tmp_path: Path):
@@ -105,7 +111,7 @@ def test_the_exported_critic_says_what_the_folder_said(tmp_path: Path):
     padded = torch.tensor([[5, 9, 11, 20, 13], [5, 9, 11, 1, 1]])
     with torch.no_grad():
         scores = loaded(input_ids=padded, attention_mask=(padded != 1).long()).logits[:, 0]
-        assert_close(scores, critic(*INPUTS)[0, [4, 2]], rtol=0, atol=1e-5)
+        assert_close(scores, critic(layout_of())[[4, 2]], rtol=0, atol=1e-5)
     assert critic.backbone.config.pad_token_id is None
 
 
@@ -113,11 +119,11 @@ def test_t54_a_tied_model_lends_its_trunk_and_trains_on(tmp_path: Path):
     folder = build_gpt2(tmp_path / "model")
     critic = critic_of(folder, head_init="normal")
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
-    critic(*INPUTS).sum().backward()
+    critic(layout_of()).sum().backward()
     optimizer.step()
     save_model(critic.as_sequence_classifier(), None, tmp_path / "once")
     again = critic_of(tmp_path / "once", policy=folder)
-    assert torch.equal(again(*INPUTS), critic(*INPUTS))
+    assert torch.equal(again(layout_of()), critic(layout_of()))
 
 
 def test_an_encoder_is_refused_by_name(tmp_path: Path):
@@ -152,7 +158,7 @@ def test_the_critic_of_a_rollout_reads_the_policys_ids(tiny_reward_dir: Path, ti
         PolicyConfig(path=str(tiny_llama_dir)), CriticConfig(path=str(tiny_reward_dir))
     )
     batch = sequences_of([[5, 9, 11]], [[20, 13]])
-    expected = critic_of(tiny_reward_dir)(*INPUTS)[0, 2:5]
+    expected = critic_of(tiny_reward_dir)(layout_of())[2:5]
     output = networks(batch, temperature=1.0)
     assert_close(output.values[0], expected[:2], rtol=0, atol=1e-6)
     assert_close(output.final_values[0], expected[2], rtol=0, atol=1e-6)

@@ -53,9 +53,12 @@ def test_a_folder_of_its_own_or_none_of_a_logger(tmp_path):
 
 def test_nothing_found_is_said_with_the_place(tmp_path, capsys):
     assert last_checkpoint(stand_in(tmp_path)) is None
-    assert (
-        f"no checkpoint to resume from in `{tmp_path / 'checkpoints'}`" in capsys.readouterr().err
+    place = f"`{tmp_path / 'checkpoints'}`"
+    assert f"no checkpoint to resume from in {place}: the run starts anew." in (
+        capsys.readouterr().err
     )
+    assert last_checkpoint(stand_in(tmp_path), trains=False) is None
+    assert capsys.readouterr().err == f"There is no checkpoint in {place}.\n"
 
 
 @pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy])

@@ -25,6 +25,7 @@ class Network:
     """Says the same of every token, and remembers how it was asked."""
 
     actor = torch.nn.Identity()
+    packs = False
 
     def __init__(self):
         self.asked = []

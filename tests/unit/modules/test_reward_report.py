@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from ppo_lightning.modules.held_out_pairs import HeldOutPair
 from ppo_lightning.modules.reward_report import (
-    JudgedPair,
     draw_reliability,
     report_markdown,
     reward_report,
@@ -15,9 +15,9 @@ from ppo_lightning.modules.reward_report import (
 )
 
 
-def judged(number, chosen, rejected, *, margin=0.0, lengths=(4, 2)) -> JudgedPair:
+def judged(number, chosen, rejected, *, margin=0.0, lengths=(4, 2)) -> HeldOutPair:
     texts = ("q", f"better | {number}", "worse\nof two lines")
-    return JudgedPair(number, chosen, rejected, margin, *lengths, f"pairs.jsonl:{number}", texts)
+    return HeldOutPair(number, chosen, rejected, margin, *lengths, f"pairs.jsonl:{number}", texts)
 
 
 PAIRS = [

@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies import (
@@ -18,7 +19,10 @@ from lightning.pytorch.strategies import (
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.run_safety import default_checkpointing
-from ppo_lightning.modules.trainer_checks import check_trainer
+from ppo_lightning.modules.trainer_checks import check_data, check_trainer
+from tests.helpers.preferences import pair_data
+from tests.helpers.runs import data_module
+from tests.helpers.sft_runs import sft_data
 
 
 def stand_in(**settings):
@@ -132,3 +136,30 @@ def test_lightnings_default_is_replaced_and_a_users_own_is_not():
     weights = ModelCheckpoint(save_weights_only=True)
     for callbacks in ([own], [weights], [], [ModelCheckpoint(), own]):
         assert default_checkpointing(stand_in(checkpoint_callbacks=callbacks)) == []
+
+
+OF_STEPS = {"sft": sft_data, "reward": pair_data, "ppo": data_module}
+
+
+@pytest.mark.parametrize("kind", OF_STEPS)
+@pytest.mark.parametrize("given", OF_STEPS)
+def test_data_of_another_step_is_refused_with_the_data_module_to_set(kind, given):
+    trainer = stand_in(datamodule=OF_STEPS[given]())
+    if kind == given:
+        check_data(trainer, "Mine", kind)
+        return
+    wanted = {"sft": "data.SFT", "reward": "data.Preference", "ppo": "rollout.Rollout"}[kind]
+    said = rf"cannot be \w+DataModule with Mine: set `ppo_lightning\.{wanted}DataModule`"
+    with pytest.raises(ConfigError, match=said):
+        check_data(trainer, "Mine", kind)
+
+
+def test_data_of_the_users_own_and_modules_of_another_kind_pass():
+    check_data(stand_in(datamodule=LightningDataModule()), "Mine", "sft")
+    check_data(stand_in(), "Mine", "sft")
+    check_data(stand_in(datamodule=pair_data()), "Mine", "critic")
+
+
+def test_ppo_looks_at_its_data():
+    with pytest.raises(ConfigError, match="SFTDataModule with PPOModule"):
+        check_trainer(stand_in(datamodule=sft_data()))

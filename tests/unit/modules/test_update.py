@@ -119,14 +119,18 @@ def minibatch():
     return experience_of(sequences, **columns)
 
 
-def gradients(networks, batch, *, aggregation="token", max_tokens=None):
-    objective = Objective(
+def objective_of(networks, *, aggregation="token", max_tokens=None):
+    return Objective(
         networks=networks,
         reference=None,
         ppo=PPOConfig(loss_aggregation=aggregation, microbatch_tokens=max_tokens),
         kl=KLConfig(),
         temperature=0.9,
     )
+
+
+def gradients(networks, batch, *, aggregation="token", max_tokens=None):
+    objective = objective_of(networks, aggregation=aggregation, max_tokens=max_tokens)
     coefficients = Coefficients(
         clip_low=0.2, clip_high=0.2, ent_coef=0.01, kl_coef=0.0, penalty_coef=1.0
     )
@@ -143,7 +147,7 @@ def assert_same(found, expected):
 def test_t38_t39_a_rank_short_of_rows_runs_dummies_that_change_nothing(networks, monkeypatch):
     expected_terms, expected = gradients(networks, minibatch())
     monkeypatch.setattr(update, "max_over_ranks", lambda number, device: number + 2)
-    pieces = microbatches(minibatch(), None)
+    pieces = microbatches(minibatch(), objective_of(networks))
     assert [bool(p.sequences.response_mask.any()) for p in pieces] == [True, False, False]
     found_terms, found = gradients(networks, minibatch())
     assert_same(found, expected)

@@ -109,6 +109,15 @@ def test_every_component_comes_from_yaml(tmp_path):
     assert isinstance(RewardPipeline(found.rewards, found.reward_processing), RewardPipeline)
 
 
+def test_quoted_arguments_of_a_function_stay_texts(tmp_path):
+    written = '{word: "no", digit: "4", empty: "null", list: "[1]", flag: no, number: 4}'
+    text = COMPONENTS.replace("{scale: 1e-6, deep: {list: [5e-06]}}", written)
+    _, found = from_yaml(tmp_path, text)
+    own = next(term.component for term in found.rewards if term.name == "own")
+    texts = {"word": "no", "digit": "4", "empty": "null", "list": "[1]"}
+    assert own.arguments == {**texts, "flag": False, "number": 4}
+
+
 def test_the_parsed_config_can_be_saved_and_read_again(tmp_path):
     cfg, _ = from_yaml(tmp_path, COMPONENTS)
     again, found = from_yaml(tmp_path, parser().dump(cfg, skip_unset=False))

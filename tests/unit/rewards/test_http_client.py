@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from ppo_lightning.rewards.http_client import ClientSettings, Request, ScoreClient, Trouble
+from ppo_lightning.rewards.http_client import ScoreClient
+from ppo_lightning.rewards.http_connections import Trouble
+from ppo_lightning.rewards.http_requests import Request
+from ppo_lightning.rewards.http_settings import ClientSettings
 from tests.helpers.scripted_server import (
     ScriptedServer,
     body,

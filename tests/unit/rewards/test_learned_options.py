@@ -1,6 +1,7 @@
 """Options of a learned reward: device, template, batches, and what its folder says."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -47,6 +48,17 @@ def test_the_folder_says_how_its_model_was_trained(tmp_path):
     expected = by_hand(folder, "[q]why?[a]because.", "[q]why?[a]so", **options)
     assert_close(score(folder), expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(score(folder), by_hand(folder, "[q]why?[a]because.", "[q]why?[a]so"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("sft", "is an SFT model, which"), ("ppo", "is a model that PPO")]
+)
+def test_a_model_that_answers_is_no_reward(tiny_llama_dir, tmp_path, kind, said):
+    folder = shutil.copytree(tiny_llama_dir, tmp_path / "run" / "model")
+    write_card(folder, make_card(folder, kind=kind, source=None, settings={}))
+    reward = SequenceClassifierReward(str(folder.parent))
+    with pytest.raises(ModelError, match=f"{said}.* answers and does not score.*RewardModule"):
+        reward.setup(CPU)
 
 
 def test_the_responses_alone_if_the_folder_says_so(tmp_path):

@@ -193,7 +193,8 @@ def test_scores_that_are_none_are_null():
 
 
 def test_a_full_queue_says_when_to_come_again():
-    with serving(Says(numbers_in), max_queue=1) as client:
+    with serving(Says(numbers_in)) as client:
+        client.scorer.max_queue = 1
         answer = client.post("/score", json=request_of(1, 2))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 

@@ -248,12 +248,12 @@ def test_t21_activation_checkpointing_changes_no_id_and_no_pass(tiny_model_dir):
         policy = PolicyConfig(path=str(tiny_model_dir), gradient_checkpointing=checkpointing)
         model, widths = load_causal_lm(policy).train(), []
         model.register_forward_pre_hook(
-            lambda _, __, inputs, widths=widths: widths.append(inputs["input_ids"].shape[1]),
+            lambda _, __, inputs, widths=widths: widths.append(inputs["input_ids"].numel()),
             with_kwargs=True,
         )
         stops = StopRules(end_ids=(), pad_id=0)
         rollout = NativeEngine().generate(model, prompts, stops=stops, **settings)
         found.append(rollout.response_ids.tolist())
-        assert widths == [4, 1, 1, 1, 1]
+        assert widths == [6, 2, 2, 2, 2]
         assert model.training
     assert found[0] == found[1]

@@ -62,6 +62,12 @@ def test_microbatches_keep_to_the_budget_and_use_each_row_once():
         assert batch.select(rows).trimmed().num_padded_tokens <= 16
 
 
+def test_packed_rows_fill_the_budget_with_real_tokens():
+    batch = sequences([3, 1, 2, 5, 1], [4, 1, 6, 2, 1])
+    groups = microbatch_rows(batch, max_tokens=13, packed=True)
+    assert [rows.tolist() for rows in groups] == [[2], [0], [3, 1, 4]]  # 8, 7 and 7 + 2 + 2
+
+
 def test_a_row_longer_than_the_budget_stands_alone():
     groups = microbatch_rows(sequences([5, 1], [9, 1]), max_tokens=4)
     assert sorted(rows.tolist() for rows in groups) == [[0], [1]]

@@ -13,9 +13,9 @@ from ppo_lightning.data import (
     render,
     tokenize,
 )
-from ppo_lightning.data.demonstrations.demonstration_set import Share
 from ppo_lightning.data.prompts.split import SplitPrompts
 from ppo_lightning.data.records.base import Record
+from ppo_lightning.data.steps.share import Share
 from ppo_lightning.errors import DataError
 from ppo_lightning.models import use_template
 from tests.helpers.tiny_models import BRACKETS, byte_pair_tokenizer, word_tokenizer

@@ -1,0 +1,141 @@
+"""How the tokens of a batch lie before a model, and which of its states are asked about.
+
+Packed, they lie in one row without padding; otherwise in rows of one length. Either way the model
+is asked about N states only: those that a response token comes after. What it says is written back
+into the ``[B, R]`` shape that everything else works with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppo_lightning.functional import last_index, position_ids
+from ppo_lightning.models.attention import Packing
+from ppo_lightning.models.inputs import ModelInputs, packed_inputs
+from ppo_lightning.types import Sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLayout:
+    """Input of one forward pass, and the places of what is asked.
+
+    Args:
+        inputs: Packed rows, or padded ones.
+        places: State before each scored token, counted over all rows of the input. ``[N]`` long.
+        last_places: State after the last token of each row that has a scored one; empty where it
+            was not asked for. ``[M]`` long.
+        targets: The scored tokens. ``[N]`` long.
+        cells: Their places in the ``[B, R]`` of the response, read row by row. ``[N]`` long.
+        last_rows: Rows of ``last_places``. ``[M]`` long.
+        shape: ``(B, R)``.
+    """
+
+    inputs: ModelInputs
+    places: Tensor
+    last_places: Tensor
+    targets: Tensor
+    cells: Tensor
+    last_rows: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, sequences: Sequences, *, packed: bool, final: bool = False) -> TokenLayout:
+        """Lay sequences out.
+
+        The ids under padding are replaced, so that any number may stand there.
+
+        Args:
+            sequences: Prompts and responses.
+            packed: Without padding.
+            final: Whether the state after the last token is asked about too. Without, that token
+                is not read at all: there is nothing after it that it could predict.
+        """
+        scored, prompt = sequences.response_mask, sequences.prompt_ids.shape[1]
+        real = sequences.attention_mask
+        if not final:
+            real = _without_last(real, prompt)
+        grid = (_Packed if packed else _Padded)(real, sequences.input_ids.masked_fill(~real, 0))
+        cells = scored.flatten().nonzero()[:, 0]
+        rows, columns = cells // scored.shape[1], cells % scored.shape[1]
+        last = last_index(scored)
+        last_rows = (last >= 0).nonzero()[:, 0] if final else last[:0]
+        return cls(
+            inputs=grid.inputs,
+            places=grid.places(rows, prompt - 1 + columns),
+            last_places=grid.places(last_rows, prompt + last[last_rows]),
+            targets=sequences.response_ids.flatten()[cells],
+            cells=cells,
+            last_rows=last_rows,
+            shape=(scored.shape[0], scored.shape[1]),
+        )
+
+    @property
+    def asked(self) -> Tensor:
+        """All places that are asked about, the last ones behind the others. ``[N + M]`` long."""
+        return torch.cat([self.places, self.last_places]) if len(self.last_rows) else self.places
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        """Write a value of each scored token into the response's shape, 0 elsewhere.
+
+        Args:
+            values: ``[N, ...]``.
+
+        Returns:
+            ``[B, R, ...]``.
+        """
+        rows, width = self.shape
+        empty = values.new_zeros(rows * width, *values.shape[1:])
+        return empty.index_copy(0, self.cells, values).view(rows, width, *values.shape[1:])
+
+    def on_rows(self, values: Tensor) -> Tensor:
+        """Write a value of each last state into its row, 0 in a row without any.
+
+        Args:
+            values: ``[M]``.
+
+        Returns:
+            ``[B]``.
+        """
+        return values.new_zeros(self.shape[0]).index_copy(0, self.last_rows, values)
+
+
+class _Padded:
+    """A ``[B, S]`` grid as it is."""
+
+    def __init__(self, real: Tensor, ids: Tensor) -> None:
+        used = int(real.any(0).nonzero().max()) + 1
+        ids, mask, positions = (x[:, :used] for x in (ids, real.long(), position_ids(real)))
+        self.inputs = ModelInputs(ids, mask, positions)
+        self._width = used
+
+    def places(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Number of some tokens among those that are read."""
+        return rows * self._width + columns
+
+
+class _Packed:
+    """The real tokens of a ``[B, S]`` grid, one row after the other."""
+
+    def __init__(self, real: Tensor, ids: Tensor) -> None:
+        taken = real.flatten().nonzero()[:, 0]
+        self._numbers = real.flatten().cumsum(0) - 1
+        self._width = real.shape[1]
+        positions = position_ids(real).flatten()[taken]
+        packing = Packing.of(real.sum(1))
+        self.inputs = packed_inputs(ids.flatten()[taken], positions, packing)
+
+    def places(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Number of some tokens among those that are read."""
+        return self._numbers[rows * self._width + columns]
+
+
+def _without_last(real: Tensor, prompt: int) -> Tensor:
+    """Take the last token of each response away; prompts stay whole. ``[B, S]`` bool."""
+    kept = real.clone()
+    if real.shape[1] > prompt:
+        kept[:, prompt:-1] &= real[:, prompt + 1 :]
+        kept[:, -1] = False
+    return kept

@@ -1,0 +1,64 @@
+"""Where tokens lie before a model, and where their numbers go."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ppo_lightning.models.layout import TokenLayout
+from tests.helpers.sequences import sequences_of
+
+PROMPTS, RESPONSES = [[5, 9, 11], [12, 7, 30, 8, 21]], [[20, 13, 17, 2], [9, 22]]
+BATCH = sequences_of(PROMPTS, RESPONSES, extra=1, padding=99)
+
+
+def test_packed_rows_hold_every_token_but_the_last_of_each():
+    layout = TokenLayout.of(BATCH, packed=True)
+    assert layout.inputs.input_ids.tolist() == [[5, 9, 11, 20, 13, 17, 12, 7, 30, 8, 21, 9]]
+    assert layout.inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]]
+    assert layout.inputs.packing.lengths == (6, 6)
+
+
+def test_the_last_tokens_are_read_where_the_states_after_them_are_wanted():
+    layout = TokenLayout.of(BATCH, packed=True, final=True)
+    assert layout.inputs.input_ids.tolist() == [[5, 9, 11, 20, 13, 17, 2, 12, 7, 30, 8, 21, 9, 22]]
+    assert layout.inputs.input_ids[0, layout.last_places].tolist() == [2, 22]
+    assert layout.asked.tolist() == [*layout.places.tolist(), *layout.last_places.tolist()]
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_each_state_is_the_one_before_its_token(packed, final):
+    layout = TokenLayout.of(BATCH, packed=packed, final=final)
+    read = layout.inputs.input_ids.flatten()[layout.places]
+    assert read.tolist() == [11, 20, 13, 17, 21, 9]
+    assert layout.targets.tolist() == [20, 13, 17, 2, 9, 22]
+    assert layout.on_tokens(layout.targets).tolist() == [[20, 13, 17, 2, 0], [9, 22, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_what_stands_under_padding_is_not_read(final):
+    layout = TokenLayout.of(BATCH, packed=False, final=final)
+    assert 99 not in layout.inputs.input_ids
+    assert (layout.inputs.input_ids[layout.inputs.attention_mask == 0] == 0).all()
+    assert layout.inputs.attention_mask.sum(1).tolist() == [6 + final, 6 + final]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_holes_are_read_and_not_asked_about(packed):
+    mask = BATCH.response_mask.clone()
+    mask[0, 1] = False
+    layout = TokenLayout.of(replace(BATCH, response_mask=mask), packed=packed, final=True)
+    assert layout.targets.tolist() == [20, 17, 2, 9, 22]
+    assert layout.inputs.input_ids.flatten()[layout.places].tolist() == [11, 13, 17, 21, 9]
+    assert 13 in layout.inputs.input_ids
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_row_without_tokens_is_asked_nothing(packed):
+    mask = BATCH.response_mask.clone()
+    mask[0] = False
+    layout = TokenLayout.of(replace(BATCH, response_mask=mask), packed=packed, final=True)
+    assert layout.targets.tolist() == [9, 22]
+    assert layout.last_rows.tolist() == [1]
+    assert layout.on_rows(torch.tensor([3.0])).tolist() == [0, 3]

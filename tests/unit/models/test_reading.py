@@ -1,0 +1,156 @@
+"""A model's way of reading: what is found out, and that packed rows say what padded ones say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
+from ppo_lightning.models import (
+    Reading,
+    build_actor_critic,
+    keep_reading,
+    load_causal_lm,
+    policy_logprobs,
+    reading_of,
+)
+from ppo_lightning.models.attention import ATTENTION
+from tests.helpers.sequences import sequences_of
+
+PROMPTS = [[5, 9, 11], [12, 7, 30, 8, 21, 14, 6, 25, 10], [3]]
+RESPONSES = [[20, 13, 17, 2], [9, 22], [4, 5, 6, 7, 8, 9]]
+BATCH = sequences_of(PROMPTS, RESPONSES, extra=1)
+
+SMALL = {
+    "vocab_size": 70,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def written(folder: Path, model) -> str:
+    torch.manual_seed(0)
+    model.save_pretrained(folder / "model")
+    return str(folder / "model")
+
+
+def gradients(networks, batch):
+    networks.zero_grad()
+    output = networks(batch, temperature=0.8)
+    per_token = output.logprobs + output.entropy + output.values.square()
+    (per_token[batch.response_mask].mean() + output.final_values.mean()).backward()
+    return output, {n: p.grad for n, p in networks.named_parameters() if p.grad is not None}
+
+
+def largest_of(grads):
+    return max(float(grad.abs().max()) for grad in grads.values())
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_packed_rows_give_the_numbers_and_gradients_of_padded_ones(family_dir, kind, dtype):
+    critic = CriticConfig(kind=kind, head_init="normal")
+    found = []
+    for packed in (True, False):
+        torch.manual_seed(0)
+        policy = PolicyConfig(path=str(family_dir), dtype=dtype, padding_free=packed)
+        networks = build_actor_critic(policy, critic)
+        assert networks.packs == packed
+        found.append(gradients(networks, BATCH))
+    (ours, our_grads), (theirs, their_grads) = found
+    tolerance = 1e-5 if dtype == "float32" else 1e-12
+    for name in ("logprobs", "values", "entropy", "final_values"):
+        assert_close(getattr(ours, name), getattr(theirs, name), rtol=tolerance, atol=tolerance)
+    assert our_grads.keys() == their_grads.keys()
+    largest, error = largest_of(their_grads), 1e-6 if dtype == "float32" else 1e-14
+    for name, grad in our_grads.items():
+        assert_close(grad, their_grads[name], rtol=0, atol=error * largest, msg=name)
+
+
+def test_adapters_and_checkpointing_change_nothing_about_it(tiny_llama_dir):
+    found = []
+    for packed, checkpointing in ((True, False), (True, True), (False, False)):
+        torch.manual_seed(0)
+        policy = PolicyConfig(
+            path=str(tiny_llama_dir),
+            lora=LoraConfig(rank=4),
+            padding_free=packed,
+            gradient_checkpointing=checkpointing,
+        )
+        networks = build_actor_critic(policy, CriticConfig(kind="shared", head_init="normal"))
+        found.append(gradients(networks, BATCH)[1])
+    for grads in found[:2]:
+        assert grads.keys() == found[2].keys()
+        for name, grad in grads.items():
+            atol = 1e-6 * largest_of(found[2])
+            assert_close(grad, found[2][name], rtol=0, atol=atol, msg=name)
+
+
+def test_a_row_sees_nothing_of_its_neighbours(family_dir):
+    model = load_causal_lm(PolicyConfig(path=str(family_dir)))
+    assert reading_of(model).packed
+    together = policy_logprobs(model, BATCH, temperature=1.0).logprobs
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        alone = policy_logprobs(model, sequences_of([prompt], [response]), temperature=1.0)
+        assert_close(together[row, : len(response)], alone.logprobs[0], rtol=0, atol=1e-5)
+
+
+def test_a_sliding_window_holds_in_packed_rows(tmp_path):
+    config = MistralConfig(**SMALL, sliding_window=4)
+    folder = written(tmp_path, MistralForCausalLM(config))
+    models = [load_causal_lm(PolicyConfig(path=folder, padding_free=p)) for p in (True, False)]
+    reading = reading_of(models[0])
+    assert reading.packed
+    assert reading.longest == 4
+    assert not reading.takes_packed(5)
+    packed, padded = (policy_logprobs(m, BATCH, temperature=1.0).logprobs for m in models)
+    assert torch.equal(packed, padded)  # too long: read the plain way
+    keep_reading(models[0], replace(reading, longest=None))
+    forced = policy_logprobs(models[0], BATCH, temperature=1.0).logprobs
+    assert_close(forced, padded, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (lambda: MambaForCausalLM(MambaConfig(vocab_size=70, hidden_size=32, num_hidden_layers=1)),
+         Reading(fused_head=True)),
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8)), Reading()),
+        (lambda: GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=2.0)),
+         Reading(packed=True, slots=True)),
+    ],
+    ids=["mamba", "gemma2", "granite"],
+)  # fmt: skip
+def test_families_that_need_the_plain_way_get_it(tmp_path, model, expected):
+    loaded = load_causal_lm(PolicyConfig(path=written(tmp_path, model())))
+    assert reading_of(loaded) == expected
+    assert (loaded.config._attn_implementation == ATTENTION) == expected.packed
+
+
+def test_eager_attention_and_the_switch_are_obeyed(tiny_llama_dir):
+    for settings in ({"attn_implementation": "eager"}, {"padding_free": False}):
+        model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir), **settings))
+        assert reading_of(model) == Reading(fused_head=True)
+        assert model.config._attn_implementation != ATTENTION
+
+
+def test_the_folder_says_nothing_of_the_attention(tiny_llama_dir, tmp_path):
+    model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir)))
+    model.save_pretrained(tmp_path / "out")
+    assert ATTENTION not in (tmp_path / "out" / "config.json").read_text()
