@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ppo_lightning.configs.checks import require, require_at_least, require_fields
 
@@ -19,12 +20,15 @@ class BufferConfig:
         num_tokens: Response tokens in one iteration, about: the number of prompts follows the
             tokens that counted for a prompt in the iteration before. None keeps to
             ``num_prompts``.
+        shuffle: What is drawn into minibatches: single ``responses``, or ``prompts`` with all
+            theirs, whose tokens are then computed once for all of them.
     """
 
     num_prompts: int = 64
     responses_per_prompt: int = 1
     num_minibatches: int = 4
     num_tokens: int | None = None
+    shuffle: Literal["responses", "prompts"] = "responses"
 
     def __post_init__(self) -> None:
         require_fields(self)
@@ -36,8 +40,19 @@ class BufferConfig:
             f"`num_minibatches` ({self.num_minibatches}) must not exceed the responses of one "
             f"iteration, num_prompts x responses_per_prompt = {self.num_responses}.",
         )
+        require(
+            self.shuffle == "responses" or self.num_minibatches <= self.num_prompts,
+            f"`num_minibatches` ({self.num_minibatches}) must not exceed `num_prompts` "
+            f"({self.num_prompts}) with `shuffle: prompts`, which keeps a prompt's responses "
+            "together.",
+        )
 
     @property
     def num_responses(self) -> int:
         """Responses in one iteration, over all ranks."""
         return self.num_prompts * self.responses_per_prompt
+
+    @property
+    def together(self) -> int:
+        """How many responses, one after the other, stay in one minibatch."""
+        return self.responses_per_prompt if self.shuffle == "prompts" else 1

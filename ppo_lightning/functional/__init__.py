@@ -23,6 +23,7 @@ from ppo_lightning.functional.control import (
     window_trend,
 )
 from ppo_lightning.functional.groups import (
+    first_alike,
     group_moments,
     group_spread,
     group_zscore,
@@ -149,6 +150,7 @@ __all__ = [
     "ema_update",
     "entropy_from_logits",
     "explained_variance",
+    "first_alike",
     "full_kl",
     "further_cut",
     "gae",

@@ -152,3 +152,19 @@ def group_spread(
     count, _, var = group_moments(scores, groups, mask, reduce=reduce)
     var = var[count > 1]
     return len(var), int((var == 0).sum()), float(var.sqrt().mean())
+
+
+def first_alike(ids: Tensor, mask: Tensor) -> Tensor:
+    """Find for each row the first one that holds the same valid ids.
+
+    Args:
+        ids: What stands outside the mask does not matter. ``[B, P]`` long, none negative.
+        mask: ``[B, P]`` bool.
+
+    Returns:
+        Row numbers, each its own where no earlier row is alike. ``[B]`` long.
+    """
+    _, kind = torch.unique(ids.masked_fill(~mask, -1), dim=0, return_inverse=True)
+    rows = torch.arange(len(ids), device=ids.device)
+    first = torch.full_like(rows, len(ids)).scatter_reduce(0, kind, rows, "amin")
+    return first[kind]

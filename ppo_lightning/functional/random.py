@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ppo_lightning.functional.masking import last_index
+
+_BLOCK = 256  # tokens whose chances are added up before they are looked at one by one
 _MASK_64 = (1 << 64) - 1
 
 
@@ -165,12 +168,30 @@ def inverse_cdf_sample(logits: Tensor, uniforms: Tensor) -> Tensor:
         ``[B]`` int64, never a token of probability 0. Logits that hold a nan give some id in range
         and no error: their log-probabilities are nan, and the guard on those reports it.
     """
-    mass = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    blocks = _in_blocks(logits.softmax(-1, dtype=torch.float32))
+    masses = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     # A float64 u below 1 leaves u * total below the total, so that the first mass above it belongs
-    # to a token that adds some. Scaling by the total also absorbs the rounding of the softmax.
-    target = uniforms.unsqueeze(-1) * mass[:, -1:]
-    ids = torch.searchsorted(mass, target, right=True).squeeze(-1)
-    return ids.clamp_(max=logits.shape[-1] - 1)
+    # to a block that adds some. Scaling by the total also absorbs the rounding of the softmax.
+    target = uniforms.unsqueeze(-1) * masses[:, -1:]
+    block = torch.searchsorted(masses, target, right=True).clamp_(max=masses.shape[-1] - 1)
+    chances = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, blocks.shape[-1])).squeeze(1)
+    before = nn.functional.pad(masses, (1, 0)).gather(1, block)
+    place = torch.searchsorted(
+        chances.cumsum(-1, dtype=torch.float64), (target - before).clamp_min_(0), right=True
+    )
+    # Two sums of one block may be rounded otherwise: the last token that adds anything ends it.
+    last = last_index(chances > 0).clamp_min_(0).unsqueeze(-1)
+    ids = block * blocks.shape[-1] + place.minimum(last)
+    return ids.squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+
+
+def _in_blocks(chances: Tensor) -> Tensor:
+    """Cut a vocabulary: the cumulative mass is then needed of one block only. ``[B, N, W]``."""
+    rows, size = chances.shape
+    width = min(size, _BLOCK)
+    missing = -size % width
+    padded = nn.functional.pad(chances, (0, missing)) if missing else chances
+    return padded.view(rows, -1, width)
 
 
 def _require_int64(name: str, x: Tensor) -> None:

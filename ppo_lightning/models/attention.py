@@ -28,14 +28,20 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some families' attentio
 class Packing:
     """Which token of a packed row belongs to which sequence.
 
+    Sequences that begin alike may share those tokens.
+
     Args:
         lengths: Tokens of each sequence, in their order. At least one sequence.
         cells: Place of each token in the grid of sequences, ``[len(lengths), width]`` read row by
-            row; None where every sequence fills its row. ``[T]`` long.
+            row, the first of its places if it has several; None where every sequence fills its row
+            and none is shared. ``[T]`` long.
+        tokens: Token that stands in each cell of the grid, any one behind the end of a sequence;
+            None where none is shared. ``[len(lengths) * width]`` long.
     """
 
     lengths: tuple[int, ...]
     cells: Tensor | None
+    tokens: Tensor | None = None
 
     @classmethod
     def of(cls, lengths: Tensor) -> Packing:
@@ -108,7 +114,9 @@ def attend(
 def _spread(heads: Tensor, packing: Packing) -> Tensor:
     """Give each sequence a row of its own. ``[1, h, T, d]`` to ``[B, h, width, d]``."""
     tokens = heads[0].transpose(0, 1)
-    if packing.cells is not None:
+    if packing.tokens is not None:
+        tokens = tokens.index_select(0, packing.tokens)
+    elif packing.cells is not None:
         count = len(packing.lengths) * packing.width
         tokens = _Scatter.apply(tokens, packing.cells, count)  # type: ignore[no-untyped-call]
     rows = tokens.reshape(len(packing.lengths), packing.width, *tokens.shape[1:])

@@ -1,6 +1,7 @@
 """How the tokens of a batch lie before a model, and which of its states are asked about.
 
-Packed, they lie in one row without padding; otherwise in rows of one length. Either way the model
+Packed, they lie in one row without padding, a prompt with several responses once for all of them;
+otherwise in rows of one length. Either way the model
 is asked about N states only: those that a response token comes after. What it says is written back
 into the ``[B, R]`` shape that everything else works with.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppo_lightning.functional import last_index, position_ids
+from ppo_lightning.functional import first_alike, last_index, position_ids
 from ppo_lightning.models.attention import Packing
 from ppo_lightning.models.inputs import ModelInputs, packed_inputs
 from ppo_lightning.types import Sequences
@@ -57,7 +58,8 @@ class TokenLayout:
         real = sequences.attention_mask
         if not final:
             real = _without_last(real, prompt)
-        grid = (_Packed if packed else _Padded)(real, sequences.input_ids.masked_fill(~real, 0))
+        ids = sequences.input_ids.masked_fill(~real, 0)
+        grid = _Packed(real, ids, prompt) if packed else _Padded(real, ids)
         cells = scored.flatten().nonzero()[:, 0]
         rows, columns = cells // scored.shape[1], cells % scored.shape[1]
         last = last_index(scored)
@@ -117,19 +119,34 @@ class _Padded:
 
 
 class _Packed:
-    """The real tokens of a ``[B, S]`` grid, one row after the other."""
+    """The real tokens of a ``[B, S]`` grid, one row after the other.
 
-    def __init__(self, real: Tensor, ids: Tensor) -> None:
-        taken = real.flatten().nonzero()[:, 0]
-        self._numbers = real.flatten().cumsum(0) - 1
-        self._width = real.shape[1]
-        positions = position_ids(real).flatten()[taken]
-        packing = Packing.of(real.sum(1))
-        self.inputs = packed_inputs(ids.flatten()[taken], positions, packing)
+    A prompt that stands in several rows is read once: in the first of them, its leader.
+    """
+
+    def __init__(self, real: Tensor, ids: Tensor, prompt: int) -> None:
+        self._prompt, self._width = prompt, real.shape[1]
+        self._leaders = first_alike(ids[:, :prompt], real[:, :prompt])
+        own = self._leaders == torch.arange(len(real), device=real.device)
+        kept = real.clone()
+        kept[:, :prompt] &= own[:, None]
+        self._numbers = kept.flatten().cumsum(0) - 1
+        taken, positions = kept.flatten().nonzero()[:, 0], position_ids(real)
+        packing = Packing.of(real.sum(1)) if own.all() else self._shared(real, kept, positions)
+        self.inputs = packed_inputs(ids.flatten()[taken], positions.flatten()[taken], packing)
 
     def places(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Number of some tokens among those that are read."""
+        rows = self._leaders[rows].where(columns < self._prompt, rows)
         return self._numbers[rows * self._width + columns]
+
+    def _shared(self, real: Tensor, kept: Tensor, positions: Tensor) -> Packing:
+        lengths = tuple(real.sum(1).tolist())
+        rows, columns = real.nonzero().unbind(1)
+        cells = rows * max(lengths) + positions[rows, columns]
+        tokens = torch.zeros(len(lengths) * max(lengths), dtype=torch.long, device=real.device)
+        tokens[cells] = self.places(rows, columns)
+        return Packing(lengths, cells[kept[rows, columns]], tokens)
 
 
 def _without_last(real: Tensor, prompt: int) -> Tensor:

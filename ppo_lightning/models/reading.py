@@ -21,7 +21,7 @@ from ppo_lightning.models.inputs import ModelInputs, call_model, packed_inputs
 from ppo_lightning.models.slots import KeyValueSlots, read_prompts, step_slots
 
 _ATTRIBUTE = "_reading"
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # deep models round a few times 1e-4
 _COARSE_TOLERANCE = 0.1
 
 
@@ -159,7 +159,7 @@ def _in_slots(model: Any, inputs: ModelInputs) -> list[Tensor]:
 def _alike(found: Tensor, expected: Tensor) -> bool:
     """Whether two outputs differ by rounding at most."""
     tolerance = _TOLERANCE.get(expected.dtype, _COARSE_TOLERANCE)
-    error = (found - expected).abs().max()
+    error = (found - expected).square().mean().sqrt()
     return bool(error <= tolerance * expected.std().clamp_min(1e-6))
 
 

@@ -167,6 +167,7 @@ class RolloutDataModule(ValidationSwitch):
             num_minibatches=self.buffer.num_minibatches,
             num_epochs=self.source.num_passes,
             seed=self.seed,
+            together=self.buffer.together,
         )
 
     def _next_experience(self) -> Experience:
@@ -203,7 +204,7 @@ class RolloutDataModule(ValidationSwitch):
             most = wanted * _MOST_PROMPTS
             wanted = min(self.buffer.num_tokens / self.tokens_per_prompt, most)
         wanted *= self.source.num_prompts_factor
-        responses = max(self.buffer.num_minibatches, world_size())
+        responses = max(self.buffer.num_minibatches * self.buffer.together, world_size())
         return max(round(wanted), math.ceil(responses / self.buffer.responses_per_prompt))
 
     def val_dataloader(self) -> HeldOutLoader | list[Any]:

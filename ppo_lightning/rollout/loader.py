@@ -23,6 +23,7 @@ class RolloutLoader:
         num_minibatches: Optimiser steps in one pass over the buffer.
         num_epochs: Most passes over the buffer.
         seed: Of the shuffles; each pass of each iteration has its own.
+        together: So many responses, one after the other, stay in one minibatch.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class RolloutLoader:
         num_minibatches: int,
         num_epochs: int,
         seed: int,
+        together: int = 1,
     ) -> None:
         self.collect = collect
         self.num_minibatches = num_minibatches
         self.num_epochs = num_epochs
         self.seed = seed
+        self.together = together
 
     def __len__(self) -> int:
         return self.num_minibatches * self.num_epochs
@@ -50,6 +53,7 @@ class RolloutLoader:
                 num_responses=experience.num_responses,
                 num_minibatches=self.num_minibatches,
                 key=int(combine_keys(self.seed, experience.iteration, epoch)) & _MAX_SEED,
+                together=self.together,
             ):
                 yield MiniBatch(
                     experience=experience.select(rows),

@@ -111,7 +111,11 @@ def test_t35_what_the_critic_says_at_padding_reaches_nothing(tiny_model_dir, tmp
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_t38_microbatches_do_not_change_the_parameters(tiny_model_dir, tmp_path, aggregation):
-    """Whole minibatches, and cut by three budgets, in float64: equal to rounding (T39 as well)."""
+    """Whole minibatches, and cut by three budgets, in float64: equal to rounding (T39 as well).
+
+    Llama's norms are float32 in a float64 model, too, and prompts are shared within a microbatch.
+    """
+    rounding = 1e-8 if "llama" in tiny_model_dir.name else 1e-11
     runs = []
     for budget in (None, 60, 25, 1):
         module = ppo_module(
@@ -125,7 +129,7 @@ def test_t38_microbatches_do_not_change_the_parameters(tiny_model_dir, tmp_path,
         runs.append(parameters(module))
     for other in runs[1:]:
         for name, value in runs[0].items():
-            assert_close(other[name], value, rtol=0, atol=1e-11, msg=name)
+            assert_close(other[name], value, rtol=0, atol=rounding, msg=name)
 
 
 def test_t40_sizes_that_do_not_divide(tiny_model_dir, tmp_path):

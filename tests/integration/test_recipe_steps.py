@@ -7,7 +7,7 @@ import pytest
 from experiments.recipes import common
 from experiments.recipes.chat import CHATS, Chat
 from experiments.recipes.recipe import Recipe
-from experiments.recipes.reviews import Reviews
+from experiments.recipes.reviews import OPENINGS, Reviews
 
 FILES = ("demonstrations", "pairs", "prompts")
 
@@ -57,7 +57,7 @@ def test_a_judge_is_a_step_or_the_digest_of_its_texts(steps, tmp_path):
     steps.clear()
     Reviews(tmp_path, True).take_all([0])
     assert steps["ppo-0"]["judge"] == common.digest(tmp_path / "data" / "judge.jsonl")
-    assert steps["export-0"] == {"ppo": result("ppo-0")}
+    assert steps["export-0"]["examples"] == list(OPENINGS)
 
 
 @pytest.mark.parametrize("kind", [Chat, Reviews])

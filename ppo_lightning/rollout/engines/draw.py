@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.configs import SamplingConfig
-from ppo_lightning.functional import inverse_cdf_sample, token_logprobs
+from ppo_lightning.functional import inverse_cdf_sample
 
 
 def draw_tokens(
@@ -30,10 +30,12 @@ def draw_tokens(
         ``(ids, logprobs)``, ``[B]`` long and ``[B]`` float32: the log-probability is that of the
         whole distribution at the temperature, before any token is ruled out.
     """
-    scaled = logits.float() / sampling.temperature
+    scaled = logits.float()
+    if sampling.temperature != 1.0:
+        scaled = scaled / sampling.temperature
     candidates = _restricted(scaled, sampling, banned_ids, banned)
     ids = _chosen(candidates, uniforms)
-    return ids, token_logprobs(scaled, ids, temperature=1.0)
+    return ids, scaled.gather(1, ids[:, None])[:, 0] - scaled.logsumexp(-1)
 
 
 def _chosen(candidates: Tensor, uniforms: Tensor | None) -> Tensor:

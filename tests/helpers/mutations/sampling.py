@@ -122,8 +122,8 @@ MUTATIONS = (
     fault(
         "T11",
         "rollout/engines/draw.py",
-        "ids, token_logprobs(scaled, ids, temperature=1.0)",
-        "ids, token_logprobs(logits, ids, temperature=1.0)",
+        "scaled.gather(1, ids[:, None])[:, 0] - scaled.logsumexp(-1)",
+        "logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)",
         "unit/rollout/test_engines.py::test_recorded_logprobs_are_those_of_a_forward_pass",
     ),
     fault(

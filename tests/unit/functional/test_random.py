@@ -160,3 +160,23 @@ def test_rare_tokens_can_be_drawn():
     # A mass of 1e-9 on top of 1 would vanish in float32.
     logits = torch.tensor([[1.0, 1e-9]]).log()
     assert inverse_cdf_sample(logits, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 1
+
+
+@pytest.mark.parametrize("size", [256, 257, 1000, 5000])
+def test_large_vocabularies_are_searched_as_small_ones_are(size: int):
+    generator = torch.Generator().manual_seed(size)
+    logits = 3 * torch.randn(400, size, generator=generator)
+    logits[:, ::3] = -INF
+    uniforms = torch.rand(400, generator=generator, dtype=torch.float64)
+    mass = logits.double().softmax(-1).cumsum(-1)
+    expected = torch.searchsorted(mass, uniforms[:, None], right=True)[:, 0]
+    assert torch.equal(inverse_cdf_sample(logits, uniforms), expected)
+
+
+@pytest.mark.parametrize("end", [0.0, 1 - 2**-53])
+def test_no_draw_falls_into_the_gap_between_two_blocks(end: float):
+    logits = torch.full((4, 1000), -INF)
+    for row, place in enumerate((0, 255, 256, 999)):
+        logits[row, place] = 0.0
+    ids = inverse_cdf_sample(logits, torch.full((4,), end, dtype=torch.float64))
+    assert ids.tolist() == [0, 255, 256, 999]

@@ -62,3 +62,24 @@ def test_a_row_without_tokens_is_asked_nothing(packed):
     assert layout.targets.tolist() == [9, 22]
     assert layout.last_rows.tolist() == [1]
     assert layout.on_rows(torch.tensor([3.0])).tolist() == [0, 3]
+
+
+def test_a_prompt_with_several_responses_is_read_once():
+    batch = sequences_of(
+        [[5, 9, 11], [12, 7], [5, 9, 11], [9, 11]],
+        [[20, 13, 17], [9, 22], [4], [6, 8]],
+        extra=1,
+    )
+    layout = TokenLayout.of(batch, packed=True, final=True)
+    row = [5, 9, 11, 20, 13, 17, 12, 7, 9, 22, 4, 9, 11, 6, 8]
+    assert layout.inputs.input_ids.tolist() == [row]
+    assert layout.inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 3, 0, 1, 2, 3]]
+    packing = layout.inputs.packing
+    assert packing.lengths == (6, 4, 4, 4)
+    grid = [[row[token] for token in packing.tokens[i * 6 : i * 6 + n]]
+            for i, n in enumerate(packing.lengths)]  # fmt: skip
+    assert grid == [[5, 9, 11, 20, 13, 17], [12, 7, 9, 22], [5, 9, 11, 4], [9, 11, 6, 8]]
+    assert packing.tokens[packing.cells].tolist() == list(range(len(row)))
+    read = layout.inputs.input_ids[0, layout.places].tolist()
+    assert read == [11, 20, 13, 7, 9, 11, 11, 6]
+    assert layout.inputs.input_ids[0, layout.last_places].tolist() == [17, 22, 4, 8]

@@ -68,6 +68,23 @@ def test_packed_rows_fill_the_budget_with_real_tokens():
     assert [rows.tolist() for rows in groups] == [[2], [0], [3, 1, 4]]  # 8, 7 and 7 + 2 + 2
 
 
+def test_a_prompt_that_comes_again_costs_nothing_beside_itself():
+    batch = sequences([3, 3, 2, 3], [4, 1, 6, 2])
+    # Rows 0, 1 and 3 have one prompt.
+    groups = microbatch_rows(batch, max_tokens=10, packed=True)
+    assert [rows.tolist() for rows in groups] == [[2], [0, 1, 3]]  # 8, and 3 + 4 + 1 + 2
+
+
+def test_responses_to_a_prompt_may_stay_together():
+    pieces = minibatch_rows(
+        torch.arange(24), num_responses=24, num_minibatches=4, key=5, together=3
+    )
+    assert sorted(torch.cat(pieces).tolist()) == list(range(24))
+    for rows in pieces:
+        assert (rows.view(-1, 3) // 3 == rows.view(-1, 3)[:, :1] // 3).all()
+    assert torch.cat(pieces).tolist() != list(range(24))
+
+
 def test_a_row_longer_than_the_budget_stands_alone():
     groups = microbatch_rows(sequences([5, 1], [9, 1]), max_tokens=4)
     assert sorted(rows.tolist() for rows in groups) == [[0], [1]]
