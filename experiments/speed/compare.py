@@ -1,0 +1,161 @@
+"""This project and a peer on the same work, in alternation; prints ratios with their spread.
+
+    python experiments/speed/compare.py --peer "python trl_ppo.py" --out runs/speed/compare.jsonl
+    python experiments/speed/compare.py --peer "…" --sizes M --modes variable --variants bf16 shared
+
+``--peer`` is a command that takes ``--size --mode --iters --threads`` and prints one JSON line with
+the keys that ``ppo.py`` prints. Each run is a process of its own. Its line goes to ``--out`` at
+once, and a run that is there already is not made again: the script can be stopped and called anew.
+Variants of this project are compared with the peer as it is. Ratios are of time per iteration, the
+peer's over ours: wall time on two threads on a quiet machine, else processor time of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = f"{sys.executable} {Path(__file__).with_name('ppo.py')}"
+
+VARIANTS = {
+    "fp32": (),
+    "bf16": ("--precision", "bf16-mixed"),
+    "shared": ("--shared",),
+    "lora": ("--lora",),
+    "padded": ("--padded",),
+}
+"""Options of ``ppo.py``."""
+
+ITERATIONS = {"S": 4, "M": 4, "L": 3}
+"""The first is a warm-up."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process.
+
+    Args:
+        who: ``peer``, or a variant of this project.
+        size: See ``sizes.py``.
+        mode: Likewise.
+        round: Number of the repetition.
+        threads: Of the process.
+    """
+
+    who: str
+    size: str
+    mode: str
+    round: int
+    threads: int
+
+
+def planned(given: Any) -> Iterator[Run]:
+    """All runs, those that are compared beside each other."""
+    for size in given.sizes:
+        for mode in given.modes:
+            for number in range(given.rounds):
+                for who in ("peer", *given.variants):
+                    yield Run(who, size, mode, number, given.threads)
+
+
+def done(out: Path) -> dict[Run, dict[str, Any]]:
+    """Read what earlier calls have left."""
+    if not out.exists():
+        return {}
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return {Run(**row["run"]): row["result"] for row in rows}
+
+
+def make(run: Run, peer: str) -> dict[str, Any]:
+    """Do the work once."""
+    begin = peer if run.who == "peer" else OURS
+    command = [
+        *shlex.split(begin),
+        *("--size", run.size, "--mode", run.mode, "--iters", str(ITERATIONS[run.size])),
+        *("--threads", str(run.threads)),
+        *(() if run.who == "peer" else VARIANTS[run.who]),
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": str(run.threads)}
+    finished = subprocess.run(command, env=env, capture_output=True, text=True)
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
+    if finished.returncode or not lines:
+        sys.exit(f"{shlex.join(command)} failed:\n{finished.stderr[-2000:]}")
+    return dict(json.loads(lines[-1]))
+
+
+def seconds(result: dict[str, Any], threads: int) -> float:
+    """Time of an iteration: wall time, or of one thread the processor's."""
+    key = "s_per_iter" if threads > 1 else "cpu_s_per_iter"
+    return float(result[key]["total"])
+
+
+def ratios(runs: dict[Run, dict[str, Any]], given: Any) -> Iterator[str]:
+    """Say how many times as long the peer takes, for each size, mode and variant."""
+    for size in given.sizes:
+        for mode in given.modes:
+            for who in given.variants:
+                pairs = [
+                    (runs[peer], runs[own])
+                    for number in range(given.rounds)
+                    if (peer := Run("peer", size, mode, number, given.threads)) in runs
+                    and (own := Run(who, size, mode, number, given.threads)) in runs
+                ]
+                if pairs:
+                    yield _line(f"{size} {mode} {who}", pairs, given.threads)
+
+
+def _line(name: str, pairs: Sequence[tuple[Any, Any]], threads: int) -> str:
+    found = [seconds(peer, threads) / seconds(own, threads) for peer, own in pairs]
+    tokens = [
+        statistics.mean(side["response_tokens_per_iter"] for side in sides)
+        for sides in zip(*pairs, strict=True)
+    ]
+    spread = f"{min(found):.2f} to {max(found):.2f}"
+    return (
+        f"{name}: {statistics.median(found):.2f} ({spread}, {len(found)} rounds; response tokens "
+        f"an iteration: peer {tokens[0]:.0f}, ours {tokens[1]:.0f})"
+    )
+
+
+def main() -> None:
+    """Make the runs that are missing, and print the ratios."""
+    given = parser().parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    known = done(given.out)
+    for run in planned(given):
+        if run in known:
+            continue
+        known[run] = make(run, given.peer)
+        with given.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": vars(run), "result": known[run]}) + "\n")
+        print(run, f"{seconds(known[run], run.threads):.3f} s", flush=True)
+    print("\n".join(ratios(known, given)))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    made.add_argument("--peer", required=True, help="command")
+    made.add_argument("--sizes", nargs="+", choices=list(ITERATIONS), default=list(ITERATIONS))
+    made.add_argument("--modes", nargs="+", default=["variable", "fixed"])
+    made.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["fp32"])
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--out", type=Path, default=ROOT / "runs" / "speed" / "compare.jsonl")
+    return made
+
+
+if __name__ == "__main__":
+    main()
