@@ -126,9 +126,14 @@ class Sequences(TensorRecord):
         return torch.cat([self.prompt_mask, upto_last], dim=1)
 
     @property
+    def width(self) -> int:
+        """Columns of prompt and response, P + R."""
+        return self.prompt_ids.shape[1] + self.response_ids.shape[1]
+
+    @property
     def num_padded_tokens(self) -> int:
         """Tokens that a forward pass computes, padding included."""
-        return len(self) * (self.prompt_ids.shape[1] + self.response_ids.shape[1])
+        return len(self) * self.width
 
     def trimmed(self) -> Sequences:
         """Drop the columns that are padding in every row (at least one response column stays)."""

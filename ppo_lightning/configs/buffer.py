@@ -21,7 +21,8 @@ class BufferConfig:
             tokens that counted for a prompt in the iteration before. None keeps to
             ``num_prompts``.
         shuffle: What is drawn into minibatches: single ``responses``, or ``prompts`` with all
-            theirs, whose tokens are then computed once for all of them.
+            theirs; a prompt is then computed once for all of them, where padding is left out, and
+            minibatches differ by one prompt's responses.
     """
 
     num_prompts: int = 64

@@ -19,7 +19,11 @@ from torch.nn.functional import linear
 from ppo_lightning.functional.masking import accumulation_dtype
 
 CHUNK_BYTES = 8 * 2**20
-"""Of the logits that exist at once: a few caches' worth, where memory is the bottleneck."""
+"""Of the logits that exist at once on a CPU: a few caches' worth. 64 rows at least, since each
+chunk reads the whole layer."""
+
+ACCELERATOR_CHUNK_BYTES = 512 * 2**20
+"""The same elsewhere, where only large products are quick."""
 
 _LEAST_LOG = -1e4  # such a probability is 0 in float64 as well
 
@@ -59,11 +63,14 @@ def linear_logprobs(
         temperature: Sampling temperature, above 0.
         entropy: Whether to compute the entropy too.
         entropy_grad: False where the entropy is only logged.
-        chunk_rows: Rows whose logits exist at once; None takes ``CHUNK_BYTES`` worth.
+        chunk_rows: Rows whose logits exist at once; None takes what is quick on the device.
     """
-    rows = chunk_rows or max(1, CHUNK_BYTES // (4 * weight.shape[0]))
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    size = CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
+    rows = chunk_rows or max(64, size // (4 * weight.shape[0]))
+    dtype = hidden.dtype  # autocast leaves float64 alone
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
     wanted = entropy, entropy and entropy_grad
     logprobs, spread = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, ids, 1.0 / temperature, dtype, rows, *wanted
@@ -124,8 +131,16 @@ class _LinearLogprobs(torch.autograd.Function):
             if of_hidden is not None:
                 of_hidden[part] = slope @ layer.weight
             if of_weight is not None:
-                of_weight += slope.t() @ hidden[part].to(dtype)
+                _add_product(of_weight, slope.t(), hidden[part].to(dtype))
         return of_hidden, of_weight, of_bias, *[None] * 6
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product in place, without another tensor of its size where the dtypes allow it."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 class _Layer:

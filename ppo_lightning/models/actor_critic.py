@@ -90,9 +90,8 @@ class ActorCritic(nn.Module):
             return self._with_shared_trunk(sequences, asked, policy, values, final)
         output: PolicyOutput | None = None
         if policy:
-            output = response_scores(self.causal_lm, layout_for(self.causal_lm, sequences), asked)[
-                0
-            ]
+            own = layout_for(self.causal_lm, sequences)
+            output, _ = response_scores(self.causal_lm, own, asked)
         if not values:
             assert output is not None
             return output
@@ -127,11 +126,10 @@ class ActorCritic(nn.Module):
         assert part is not None
         return (p for p in part.parameters() if p.requires_grad)
 
-    @property
-    def packs(self) -> bool:
-        """Whether no network computes padding."""
+    def packs(self, sequences: Sequences) -> bool:
+        """Whether no network computes padding of these sequences."""
         trunks = [self.causal_lm] if self.critic is None else [self.causal_lm, self.critic.backbone]
-        return all(reading_of(trunk).packed for trunk in trunks)
+        return all(reading_of(trunk).takes_packed(sequences.width) for trunk in trunks)
 
     @property
     def causal_lm(self) -> nn.Module:

@@ -96,8 +96,8 @@ def attend(
             module, query, key, value, attention_mask,
             scaling=scaling, sliding_window=sliding_window, **options,
         )  # fmt: skip
-    if any(options.get(name) is not None for name in _UNKNOWN):
-        raise ValueError(f"packed rows know none of {', '.join(_UNKNOWN)}")
+    if any(options.get(name) is not None for name in _UNKNOWN) or options.get("dropout"):
+        raise ValueError(f"packed rows know none of dropout, {', '.join(_UNKNOWN)}")
     mask = _band(packing.width, sliding_window, query.device)
     seen = scaled_dot_product_attention(
         _spread(query, packing),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,31 @@ def packed_inputs(input_ids: Tensor, position_ids: Tensor, packing: Packing) -> 
     # A mask of four dimensions is one that is made already; transformers makes none beside it.
     made = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device)
     return ModelInputs(input_ids[None], made, position_ids[None], packing)
+
+
+Forward = Callable[[Tensor], Tensor]
+"""Of a layer with one input."""
+
+
+@contextmanager
+def replaced_forward(layer: nn.Module, new: Callable[[Forward, Tensor], Tensor]) -> Iterator[None]:
+    """Put something in the place of a layer's ``forward``, and put back what was there.
+
+    The layer is still called as a module, so what watches it (sharding, say) goes on to do so.
+
+    Args:
+        layer: With one input.
+        new: Gets the former ``forward`` and the input.
+    """
+    own, before = vars(layer).get("forward"), layer.forward
+    layer.forward = partial(new, before)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.forward
+        else:
+            layer.forward = own  # type: ignore[method-assign]
 
 
 def forward_parameters(model_class: type[nn.Module]) -> frozenset[str]:

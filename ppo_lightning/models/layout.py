@@ -144,7 +144,9 @@ class _Packed:
         lengths = tuple(real.sum(1).tolist())
         rows, columns = real.nonzero().unbind(1)
         cells = rows * max(lengths) + positions[rows, columns]
-        tokens = torch.zeros(len(lengths) * max(lengths), dtype=torch.long, device=real.device)
+        count = len(lengths) * max(lengths)
+        # Padding reads tokens in turn: if all read one, their gradients of 0 would queue up at it.
+        tokens = torch.arange(count, device=real.device) % int(kept.sum())
         tokens[cells] = self.places(rows, columns)
         return Packing(lengths, cells[kept[rows, columns]], tokens)
 

@@ -20,7 +20,7 @@ from ppo_lightning.functional import (
     upcast,
 )
 from ppo_lightning.models.adapters import base_causal_lm
-from ppo_lightning.models.inputs import call_model
+from ppo_lightning.models.inputs import Forward, call_model, replaced_forward
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.reading import reading_of
 from ppo_lightning.types import Sequences
@@ -75,8 +75,9 @@ def response_scores(
         The output without values, and the states that the layout asks about. ``[N + M, H]``.
     """
     count, found = len(layout.places), []
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
 
-    def fused(head: Any, states: Tensor) -> Tensor:
+    def fused(_: Forward, states: Tensor) -> Tensor:
         scores = linear_logprobs(
             states[:count],
             head.weight,
@@ -89,51 +90,43 @@ def response_scores(
         found.append(scores)
         return scores.logprobs[None, :, None]
 
-    # An adapter on the output layer makes another layer of it.
-    plain = type(model.get_output_embeddings()) is nn.Linear  # type: ignore[operator]
+    # An adapter on the output layer makes another layer of it, and a wrapper another function.
+    plain = type(head) is nn.Linear and "forward" not in vars(head)
     if plain and reading_of(model).fused_head and not asked.logits:
         _, states = states_at_door(model, layout, fused)
         return _written(layout, found[0]), states
-
-    def own(head: nn.Module, states: Tensor) -> Tensor:
-        return type(head).forward(head, states[None, :count])  # type: ignore[no-any-return]
-
-    logits, states = states_at_door(model, layout, own)
+    logits, states = states_at_door(model, layout, lambda own, at: own(at[None, :count]))
     rows = upcast(logits[0]) if asked.logits else logits[0]
     output = _written(layout, _scored(rows, layout.targets, asked))
     return (output._replace(logits=layout.on_tokens(rows)) if asked.logits else output), states
 
 
 def states_at_door(
-    model: nn.Module, layout: TokenLayout, instead: Callable[[nn.Module, Tensor], Tensor]
+    model: nn.Module, layout: TokenLayout, instead: Callable[[Forward, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Call a model whose output layer sees only the states that are asked about.
 
     They are caught at the door of that layer rather than taken from the trunk, since some families
-    scale or project them on the way there. The layer is still called as a module, so that what
-    watches it (sharding, say) goes on to do so.
+    scale or project them on the way there.
 
     Args:
         model: Causal language model of transformers.
         layout: The batch.
-        instead: Takes the place of the layer's ``forward``: the layer and the states, of shape
-            ``[N + M, H]``, to what the model then takes for logits.
+        instead: Takes the place of the layer: gets its ``forward`` and the states, ``[N + M, H]``,
+            and returns what the model then takes for logits.
 
     Returns:
         What the model made of the result, and the states.
     """
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     caught: list[Tensor] = []
 
-    def forward(hidden: Tensor) -> Tensor:
+    def narrowed(plain: Forward, hidden: Tensor) -> Tensor:
         caught.append(hidden.flatten(0, 1)[layout.asked])
-        return instead(head, caught[-1])
+        return instead(plain, caught[-1])
 
-    head.forward = forward
-    try:
+    with replaced_forward(head, narrowed):
         logits: Tensor = call_model(model, layout.inputs).logits
-    finally:
-        del head.forward
     return logits, caught[-1]
 
 
@@ -188,9 +181,8 @@ def policy_logprobs(
 
 def layout_for(model: nn.Module, sequences: Sequences, *, final: bool = False) -> TokenLayout:
     """Lay sequences out as a model reads them: without padding where it can."""
-    reading = reading_of(model)
-    longest = sequences.prompt_ids.shape[1] + sequences.response_ids.shape[1]
-    return TokenLayout.of(sequences, packed=reading.takes_packed(longest), final=final)
+    packed = reading_of(model).takes_packed(sequences.width)
+    return TokenLayout.of(sequences, packed=packed, final=final)
 
 
 def unknown_logprobs(sequences: Sequences, like: Tensor) -> Tensor:

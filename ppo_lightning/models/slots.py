@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ppo_lightning.models.attention import Packing
-from ppo_lightning.models.inputs import ModelInputs, forward_parameters, packed_inputs
+from ppo_lightning.models.inputs import (
+    ModelInputs,
+    forward_parameters,
+    packed_inputs,
+    replaced_forward,
+)
 
 _CACHE_NAMES = ("cache", "past_key_values")
 
@@ -138,14 +143,9 @@ def _last_logits(
     model: nn.Module, inputs: ModelInputs, slots: KeyValueSlots, places: Tensor
 ) -> Tensor:
     """Logits at some places of a packed row only. ``[N, V]``."""
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    plain = head.forward
-    head.forward = lambda hidden: plain(hidden[:, places])
-    try:
-        logits: Tensor = _call(model, inputs, slots).logits[0]
-    finally:
-        del head.forward
-    return logits
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    with replaced_forward(head, lambda plain, hidden: plain(hidden[:, places])):
+        return _call(model, inputs, slots).logits[0]  # type: ignore[no-any-return]
 
 
 def _call(model: nn.Module, inputs: ModelInputs, slots: KeyValueSlots) -> Any:

@@ -185,7 +185,7 @@ class HeldOut:
             }
 
         return score_in_parts(
-            sequences, score, max_tokens=self.max_tokens, packed=self.networks.packs
+            sequences, score, max_tokens=self.max_tokens, packed=self.networks.packs(sequences)
         )
 
 

@@ -146,7 +146,7 @@ def microbatches(minibatch: Experience, objective: Objective) -> list[Experience
     groups = microbatch_rows(
         minibatch.sequences,
         max_tokens=objective.ppo.microbatch_tokens,
-        packed=objective.networks.packs,
+        packed=objective.networks.packs(minibatch.sequences),
     )
     pieces = [_trimmed(minibatch.select(rows)) for rows in groups]
     wanted = max_over_ranks(len(pieces), minibatch.old_logprobs.device)

@@ -78,6 +78,7 @@ class PredictionFile(pl.Callback):
         path = folder / "predictions.jsonl" if self.path is None else Path(self.path)
         if found := write_gathered(trainer, path, self._predicted, self.records):
             rank_zero_info(f"{len(found)} predictions written to {path}")
+        self._predicted = []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def score_with_networks(
         }
 
     return NetworkScores(
-        **score_in_parts(sequences, score, max_tokens=max_tokens, packed=networks.packs)
+        **score_in_parts(sequences, score, max_tokens=max_tokens, packed=networks.packs(sequences))
     )
 
 

@@ -76,7 +76,8 @@ def test_t40_t49_two_ranks_give_the_result_of_one(tiny_model_dir, tmp_path, vari
         assert (first[0][name] == second[0][name]).all(), name
         assert_close(torch.tensor(first[0][name]), torch.tensor(value), rtol=0, atol=1e-9)
     for ours, one in zip(first[2], stats, strict=True):
-        assert ours == pytest.approx(one, rel=1e-6, abs=1e-9)
+        # Llama computes its norms in float32: a KL near 0 is a difference of such numbers.
+        assert ours == pytest.approx(one, rel=1e-6, abs=1e-6)
 
 
 def kl_over_the_limit_on_one_rank(model_dir, folder):

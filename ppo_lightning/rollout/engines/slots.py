@@ -97,7 +97,8 @@ class SlotDecoder:
             slots = self.slots
             logits = step_slots(self.model, slots.last_ids, slots.lengths, self.memory)
             slots.lengths += slots.going
-            self._write(slots.going.nonzero()[:, 0], logits[slots.going])
+            going = slots.going.nonzero()[:, 0]
+            self._write(going, logits[going])
         return self.out
 
     def _admit(self) -> bool:
@@ -147,7 +148,7 @@ class SlotDecoder:
             logits,
             None if self.greedy else hash_uniform(self.prompts.keys[rows], steps),
             sampling=self.sampling,
-            banned_ids=self.stops.end_ids,
+            banned_ids=self.stops.end_ids if self.sampling.min_new_tokens else (),
             banned=steps < self.sampling.min_new_tokens,
         )
         self.out.ids[rows, steps], self.out.logprobs[rows, steps] = ids, logprobs

@@ -180,8 +180,8 @@ MUTATIONS = (
     fault(
         "T09",
         "models/layout.py",
-        "positions = position_ids(real).flatten()[taken]",
-        "positions = torch.arange(len(taken), device=real.device)",
+        "nonzero()[:, 0], position_ids(real)",
+        "nonzero()[:, 0], torch.ones_like(real).cumsum(1) - 1",
         "unit/models/test_scoring.py::test_t09_left_padded_logprobs_equal_rows_scored_alone",
     ),
     fault(

@@ -28,8 +28,8 @@ MUTATIONS = (
     fault(
         "T40",
         "rollout/minibatches.py",
-        "for piece in order.tensor_split(num_minibatches)]",
-        "for piece in order.split(num_responses // num_minibatches)[:num_minibatches]]",
+        "for g in groups.tensor_split(num_minibatches)]",
+        "for g in groups.split(len(groups) // num_minibatches)[:num_minibatches]]",
         "unit/rollout/test_minibatches.py::test_t40_sizes_that_do_not_divide",
     ),
     fault(

@@ -102,6 +102,13 @@ def test_autocast_rules_the_product_and_nothing_else():
         assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
 
 
+def test_autocast_leaves_float64_alone():
+    parts, ids = layer()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = linear_logprobs(*parts, ids, temperature=1.0)
+    assert_close(found.logprobs, plain(parts, ids, temperature=1.0)[0], rtol=0, atol=1e-12)
+
+
 def test_frozen_parts_get_no_gradient():
     (hidden, weight, bias), ids = layer()
     found = linear_logprobs(

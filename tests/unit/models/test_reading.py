@@ -73,7 +73,7 @@ def test_packed_rows_give_the_numbers_and_gradients_of_padded_ones(family_dir, k
         torch.manual_seed(0)
         policy = PolicyConfig(path=str(family_dir), dtype=dtype, padding_free=packed)
         networks = build_actor_critic(policy, critic)
-        assert networks.packs == packed
+        assert networks.packs(batch) == packed
         found.append(gradients(networks, batch))
     (ours, our_grads), (theirs, their_grads) = found
     tolerance = 1e-5 if dtype == "float32" else 1e-12
@@ -126,6 +126,9 @@ def test_a_sliding_window_holds_in_packed_rows(tmp_path):
     assert not reading.takes_packed(5)
     packed, padded = (policy_logprobs(m, BATCH, temperature=1.0).logprobs for m in models)
     assert torch.equal(packed, padded)  # too long: read the plain way
+    networks = build_actor_critic(PolicyConfig(path=folder), CriticConfig())
+    assert not networks.packs(BATCH)  # so padding counts
+    assert networks.packs(sequences_of([[5, 9]], [[3]]))
     keep_reading(models[0], replace(reading, longest=None))
     forced = policy_logprobs(models[0], BATCH, temperature=1.0).logprobs
     assert_close(forced, padded, rtol=0, atol=1e-5)
@@ -153,6 +156,21 @@ def test_eager_attention_and_the_switch_are_obeyed(tiny_llama_dir):
         model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir), **settings))
         assert reading_of(model) == Reading(fused_head=True)
         assert model.config._attn_implementation != ATTENTION
+
+
+def test_a_wrapped_output_layer_is_called_and_left_as_it_was(tiny_llama_dir):
+    model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir)))
+    head, called = model.lm_head, []
+    plain = head.forward
+
+    def wrapper(hidden):
+        called.append(hidden.shape)
+        return plain(hidden)
+
+    head.forward = wrapper
+    policy_logprobs(model, BATCH, temperature=1.0)
+    assert called == [(1, 12, 32)]
+    assert head.forward is wrapper
 
 
 def test_the_folder_says_nothing_of_the_attention(tiny_llama_dir, tmp_path):

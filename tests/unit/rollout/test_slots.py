@@ -78,30 +78,47 @@ def test_a_prompt_with_several_responses_is_read_once(tiny_model_dir):
     assert_same(slots, plain)
 
 
-def test_long_prompts_are_read_a_few_at_a_time(tiny_model_dir, monkeypatch):
-    _, whole = answers(tiny_model_dir, padding_free=True)
-    monkeypatch.setattr(slots_module, "PROMPT_TOKENS", 13)
-    _, parts = answers(tiny_model_dir, padding_free=True)
-    assert_same(parts, whole)
+def passes_of(folder, **sampling):
+    """Tokens of each pass that reads prompts, rows of each step, and what came of them."""
+    model = load_causal_lm(PolicyConfig(path=str(folder)))
+    read: list[int] = []
+    steps: list[int] = []
 
+    def count(_, __, inputs):
+        (read if "packing" in inputs else steps).append(inputs["input_ids"].numel())
 
-def test_ended_responses_are_computed_no_further(tiny_model_dir):
-    """With two slots for six prompts, no step is made for an idle slot while a prompt waits."""
-    model = load_causal_lm(PolicyConfig(path=str(tiny_model_dir)))
-    rows: list[int] = []
-    model.register_forward_pre_hook(
-        lambda _, __, inputs: rows.append(inputs["input_ids"].shape[0]), with_kwargs=True
-    )
+    model.register_forward_pre_hook(count, with_kwargs=True)
     rollout = NativeEngine().generate(
         model,
         prompt_batch(PROMPTS),
-        sampling=SamplingConfig(max_new_tokens=12),
+        sampling=SamplingConfig(max_new_tokens=12, **sampling),
         stops=StopRules(end_ids=ENDS, pad_id=0),
-        policy_version=0,
+        policy_version=3,
     )
+    return read, steps, rollout
+
+
+def test_long_prompts_are_read_a_few_at_a_time(tiny_model_dir, monkeypatch):
+    whole, _, expected = passes_of(tiny_model_dir)
+    assert whole == [18]
+    monkeypatch.setattr(slots_module, "PROMPT_TOKENS", 13)
+    read, _, parts = passes_of(tiny_model_dir)
+    assert read == [6, 4, 8]  # two prompts each: the longest has six tokens
+    assert_same(parts, expected)
+
+
+def test_ended_responses_are_closed_up(tiny_model_dir):
+    _, steps, rollout = passes_of(tiny_model_dir)
     lengths = rollout.response_mask.sum(1)
-    steps = sum(rows[1:])  # the first token of each response comes from reading its prompt
-    assert int((lengths - 1).sum()) <= steps < int(lengths.max() - 1) * len(PROMPTS)
+    # The first token of each response comes from reading its prompt.
+    assert int((lengths - 1).sum()) <= sum(steps) < int(lengths.max() - 1) * len(PROMPTS)
+
+
+def test_no_slot_is_idle_while_a_prompt_waits(tiny_model_dir):
+    _, steps, rollout = passes_of(tiny_model_dir, batch_size=2)
+    assert steps == sorted(steps, reverse=True)  # two slots, then one for the last response
+    assert set(steps) <= {1, 2}
+    assert sum(steps) == int((rollout.response_mask.sum(1) - 1).sum())
 
 
 def test_adapters_act_and_the_mode_is_put_back(tiny_llama_dir):
