@@ -21,7 +21,12 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "ppo_lightning"
 """Name of this attention in a model's config."""
 
-_UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some families' attention takes besides
+_UNKNOWN = (
+    "softcap",
+    "s_aux",
+    "position_bias",
+    "indices",
+)  # what some families' attention takes besides
 
 
 @dataclass(frozen=True)

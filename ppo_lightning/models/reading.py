@@ -107,6 +107,7 @@ def _has_plain_head(model: Any) -> bool:
 
 
 _LENGTHS = (7, 3, 5)  # more than the window of a short convolution, and all different
+_CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _STEPS = 2  # tokens that are decoded one by one
 
 
@@ -114,33 +115,40 @@ def _takes_packing(model: Any) -> bool:
     """Whether packed rows say what padded ones say; sets the attention that they need."""
     if model.config._attn_implementation != "sdpa" or not model._can_set_attn_implementation():
         return False
-    trunk = model.base_model
-    padded = call_model(trunk, _padded(model)).last_hidden_state
-    expected = torch.cat([row[:n] for row, n in zip(padded, _LENGTHS, strict=True)])
-    with _attention(model, ATTENTION) as set_for_good:
-        try:
-            found = call_model(trunk, _in_one_row(model)).last_hidden_state[0]
-        except (AttributeError, RuntimeError, TypeError, ValueError):
-            return False  # its attention is asked for something that packed rows do not know
-        alike = _alike(found, expected)
-        if alike:
-            set_for_good()
-    return alike
+    try:
+        padded = call_model(model.base_model, _padded(model)).last_hidden_state
+        expected = torch.cat([row[:n] for row, n in zip(padded, _LENGTHS, strict=True)])
+        with _attention(model, ATTENTION) as set_for_good:
+            found = call_model(model.base_model, _in_one_row(model)).last_hidden_state[0]
+            alike = _alike(found, expected)
+            if alike:
+                set_for_good()
+        return alike
+    except _CANNOT:
+        return False  # its attention is asked for something that packed rows do not know
 
 
 def _takes_slots(model: Any) -> bool:
     """Whether decoding in slots says what a pass over everything says."""
-    if model.get_output_embeddings() is None:
+    if model.get_output_embeddings() is None or _turns_with_length(model.config):
         return False
     inputs = _padded(model)
     try:
         expected = call_model(model, inputs).logits
         found = _in_slots(model, inputs)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+    except _CANNOT:
         return False
     places = torch.tensor(_LENGTHS) - 1 - _STEPS
     rows = torch.arange(len(_LENGTHS))
     return all(_alike(step, expected[rows, places + n]) for n, step in enumerate(found))
+
+
+def _turns_with_length(config: Any) -> bool:
+    """Whether positions depend on the longest row of a call, so on a slot's neighbours."""
+    text = config.get_text_config()
+    found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    parts = [found, *(part for part in found.values() if isinstance(part, dict))]
+    return any(part.get("rope_type") in ("dynamic", "longrope") for part in parts)
 
 
 def _in_slots(model: Any, inputs: ModelInputs) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
@@ -30,7 +31,7 @@ VARIANTS = {
 }
 
 
-def train(model_dir, folder, variant, *, num_prompts=7, ranks=2, **overrides):
+def train(model_dir, folder, variant, *, buffer=None, num_prompts=7, ranks=2, **overrides):
     """Fit, and return parameters, sampled ids by response number, and the last statistics."""
     settings = {k: dict(v) for k, v in VARIANTS[variant].items()}
     settings["policy"] = {"dtype": "float64", **settings.get("policy", {})}
@@ -43,7 +44,10 @@ def train(model_dir, folder, variant, *, num_prompts=7, ranks=2, **overrides):
     recorder = fit(
         folder,
         module,
-        data_module(buffer={"num_prompts": num_prompts, "num_minibatches": 3}, val_prompts=["no"]),
+        data_module(
+            buffer={"num_prompts": num_prompts, "num_minibatches": 3} | (buffer or {}),
+            val_prompts=["no"],
+        ),
         strategy="ddp" if ranks > 1 else "auto",
         devices=ranks,
         enable_checkpointing=False,
@@ -78,6 +82,19 @@ def test_t40_t49_two_ranks_give_the_result_of_one(tiny_model_dir, tmp_path, vari
     for ours, one in zip(first[2], stats, strict=True):
         # Llama computes its norms in float32: a KL near 0 is a difference of such numbers.
         assert ours == pytest.approx(one, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(5, 3, 3), (3, 2, 3), (1, 3, 1)])
+def test_prompts_that_stay_together_do_so_on_two_ranks(tiny_model_dir, tmp_path, sizes):
+    names = ("num_prompts", "responses_per_prompt", "num_minibatches")
+    buffer = dict(zip(names, sizes, strict=True)) | {"shuffle": "prompts"}
+    alone, _, _ = train(tiny_model_dir, tmp_path, "separate", buffer=buffer, ranks=1)
+    first, _ = run_on_ranks(partial(train, buffer=buffer), 2, tiny_model_dir, tmp_path, "separate")
+    # Which rows of a prompt a rank has decides what is added up before a float32 norm of Llama's.
+    atol = 1e-7 if "llama" in tiny_model_dir.name else 1e-9
+    for name, value in alone.items():
+        found = torch.tensor(first[0][name])
+        assert_close(found, torch.tensor(value), rtol=0, atol=atol, msg=name)
 
 
 def kl_over_the_limit_on_one_rank(model_dir, folder):

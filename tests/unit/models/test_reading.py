@@ -7,10 +7,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformers import (
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -42,6 +48,26 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "pad_token_id": 0,
+}
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+EXPERTS = {"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
+SPARSE = {
+    "num_key_value_heads": 4,
+    "index_topk": 20,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
 }
 
 
@@ -142,12 +168,21 @@ def test_a_sliding_window_holds_in_packed_rows(tmp_path):
         (lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8)), Reading()),
         (lambda: GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=2.0)),
          Reading(packed=True, slots=True)),
+        (lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=DYNAMIC)),
+         Reading(packed=True, fused_head=True)),
+        (lambda: Llama4ForCausalLM(Llama4TextConfig(**SMALL, **EXPERTS)), Reading(fused_head=True)),
+        (lambda: DeepseekV32ForCausalLM(DeepseekV32Config(**(SMALL | SPARSE))),
+         Reading(fused_head=True)),
     ],
-    ids=["mamba", "gemma2", "granite"],
+    ids=["mamba", "gemma2", "granite", "dynamic rope", "llama4", "sparse attention"],
 )  # fmt: skip
 def test_families_that_need_the_plain_way_get_it(tmp_path, model, expected):
-    loaded = load_causal_lm(PolicyConfig(path=written(tmp_path, model())))
+    folder = written(tmp_path, model())
+    loaded = load_causal_lm(PolicyConfig(path=folder))
     assert reading_of(loaded) == expected
+    padded = load_causal_lm(PolicyConfig(path=folder, padding_free=False))
+    ours, theirs = (policy_logprobs(m, BATCH, temperature=1.0).logprobs for m in (loaded, padded))
+    assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert (loaded.config._attn_implementation == ATTENTION) == expected.packed
 
 
