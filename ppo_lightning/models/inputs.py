@@ -58,14 +58,14 @@ def replaced_forward(layer: nn.Module, new: Callable[[Forward, Tensor], Tensor])
         new: Gets the former ``forward`` and the input.
     """
     own, before = vars(layer).get("forward"), layer.forward
-    layer.forward = partial(new, before)  # type: ignore[method-assign]
+    layer.forward = partial(new, before)
     try:
         yield
     finally:
         if own is None:
             del layer.forward
         else:
-            layer.forward = own  # type: ignore[method-assign]
+            layer.forward = own
 
 
 def forward_parameters(model_class: type[nn.Module]) -> frozenset[str]:
