@@ -24,6 +24,7 @@ from ppo_lightning.functional.control import (
 )
 from ppo_lightning.functional.groups import (
     first_alike,
+    first_members,
     group_moments,
     group_spread,
     group_zscore,
@@ -151,6 +152,7 @@ __all__ = [
     "entropy_from_logits",
     "explained_variance",
     "first_alike",
+    "first_members",
     "full_kl",
     "further_cut",
     "gae",

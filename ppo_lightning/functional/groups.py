@@ -164,7 +164,19 @@ def first_alike(ids: Tensor, mask: Tensor) -> Tensor:
     Returns:
         Row numbers, each its own where no earlier row is alike. ``[B]`` long.
     """
-    _, kind = torch.unique(ids.masked_fill(~mask, -1), dim=0, return_inverse=True)
-    rows = torch.arange(len(ids), device=ids.device)
-    first = torch.full_like(rows, len(ids)).scatter_reduce(0, kind, rows, "amin")
-    return first[kind]
+    kinds, kind = torch.unique(ids.masked_fill(~mask, -1), dim=0, return_inverse=True)
+    return first_members(kind, len(kinds))[kind]
+
+
+def first_members(groups: Tensor, count: int) -> Tensor:
+    """Find the place of the first member of each group.
+
+    Args:
+        groups: Number of each member's group; each group has one. ``[B]`` long in [0, count).
+        count: Groups.
+
+    Returns:
+        ``[count]`` long.
+    """
+    places = torch.arange(len(groups), device=groups.device)
+    return places.new_full((count,), len(groups)).scatter_reduce(0, groups, places, "amin")

@@ -75,9 +75,9 @@ class ActorCritic(nn.Module):
             entropy: Whether to compute the entropy too.
             logits: Whether to return the actor's logits too.
             entropy_grad: False where the entropy is only logged: its graph is not kept.
-            final_values: Whether to value the state after the last token too. It costs the critic
-                one more column; of a shared trunk that is the actor's column too, which may
-                round log-probabilities otherwise.
+            final_values: Whether to value the state after the last token too. Each row then has one
+                more token to read; of a shared trunk so does the actor's, which may round
+                log-probabilities otherwise.
 
         Returns:
             What was asked for; the rest is None, and log-probabilities are nan.

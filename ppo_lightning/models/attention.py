@@ -21,12 +21,8 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "ppo_lightning"
 """Name of this attention in a model's config."""
 
-_UNKNOWN = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-    "indices",
-)  # what some families' attention takes besides
+# What some families' attention takes besides.
+_UNKNOWN = ("softcap", "s_aux", "position_bias", "indices")
 
 
 @dataclass(frozen=True)

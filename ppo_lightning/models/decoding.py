@@ -11,9 +11,7 @@ from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import position_ids
 from ppo_lightning.models.adapters import base_causal_lm
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
-from ppo_lightning.models.inputs import ModelInputs, call_model, forward_parameters
-
-_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+from ppo_lightning.models.inputs import ModelInputs, cache_name, call_model, forward_parameters
 
 _STATES_ONLY = {"mamba", "falcon_mamba", "mamba2"}
 """Their cache is a state that padding has been kept out of; the mask is laid over the tokens of the
@@ -39,7 +37,7 @@ def decode_step(
     known = forward_parameters(type(base))
     if getattr(getattr(base, "config", None), "model_type", None) in _STATES_ONLY:
         attention_mask = attention_mask[:, -ids.shape[1] :]
-    name = next((name for name in _CACHE_NAMES if name in known), "past_key_values")
+    name = cache_name(base)
     options = {"position_ids": position_ids, "logits_to_keep": 1}
     output = base(
         input_ids=ids,

@@ -1,4 +1,4 @@
-"""One way to call a transformers model without a cache, whatever its family calls things."""
+"""One way to call a transformers model, whatever its family calls things."""
 
 from __future__ import annotations
 
@@ -79,8 +79,17 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+def cache_name(model: nn.Module) -> str:
+    """Name the argument by which a model's family and release take a cache."""
+    known = forward_parameters(type(model))
+    return next((name for name in _CACHE_NAMES if name in known), "past_key_values")
+
+
 def call_model(model: nn.Module, inputs: ModelInputs, **options: Any) -> Any:
-    """Run a transformers model without a cache, with the options that its family knows.
+    """Run a transformers model with the options that its family knows, by itself without a cache.
 
     Families without ``position_ids`` (ALiBi, recurrent ones) read the attention mask instead.
     """

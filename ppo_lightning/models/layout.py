@@ -1,9 +1,9 @@
 """How the tokens of a batch lie before a model, and which of its states are asked about.
 
 Packed, they lie in one row without padding, a prompt with several responses once for all of them;
-otherwise in rows of one length. Either way the model
-is asked about N states only: those that a response token comes after. What it says is written back
-into the ``[B, R]`` shape that everything else works with.
+otherwise in rows of one length. Either way the model is asked about N states only: those that a
+response token comes after. What it says is written back into the ``[B, R]`` shape that everything
+else works with.
 """
 
 from __future__ import annotations

@@ -15,12 +15,11 @@ from transformers.cache_utils import Cache
 from ppo_lightning.models.attention import Packing
 from ppo_lightning.models.inputs import (
     ModelInputs,
-    forward_parameters,
+    cache_name,
+    call_model,
     packed_inputs,
     replaced_forward,
 )
-
-_CACHE_NAMES = ("cache", "past_key_values")
 
 
 class KeyValueSlots(Cache):
@@ -149,14 +148,4 @@ def _last_logits(
 
 
 def _call(model: nn.Module, inputs: ModelInputs, slots: KeyValueSlots) -> Any:
-    known = forward_parameters(type(model))
-    name = next((name for name in _CACHE_NAMES if name in known), "past_key_values")
-    packing = {} if inputs.packing is None else {"packing": inputs.packing}
-    return model(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
-        position_ids=inputs.position_ids,
-        use_cache=True,
-        **{name: slots},
-        **packing,
-    )
+    return call_model(model, inputs, use_cache=True, **{cache_name(model): slots})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +12,7 @@ from ppo_lightning.functional import token_logprobs
 from ppo_lightning.models.adapters import base_causal_lm
 from ppo_lightning.models.attention import ATTENTION
 from ppo_lightning.models.checks import can_be_tried
-from ppo_lightning.models.inputs import ModelInputs, call_model
+from ppo_lightning.models.inputs import ModelInputs, call_model, replaced_forward
 from ppo_lightning.models.reading import attention_window
 
 
@@ -54,7 +52,9 @@ def learned_scores(
     mask = _block_mask(segments, base) if packed else real.long()
     inputs = ModelInputs(ids.masked_fill(~real, 0), mask, positions)
     before = torch.cat([learned[:, 1:], torch.zeros_like(learned[:, :1])], dim=1)
-    with _head_reads(base.get_output_embeddings(), before):
+    # The output layer sees these places only.
+    head = base.get_output_embeddings()
+    with replaced_forward(head, lambda plain, hidden: plain(hidden[before][None])):
         scores = call_model(base, inputs).logits[0]  # [N, V]
     targets = ids[learned]
     return LearnedScores(
@@ -76,20 +76,6 @@ def _block_mask(segments: Tensor, model: Any) -> Tensor:
     # Others add the mask to their scores.
     hidden = torch.finfo(model.dtype).min
     return torch.zeros_like(seen, dtype=model.dtype).masked_fill(~seen, hidden)
-
-
-@contextmanager
-def _head_reads(head: nn.Module, places: Tensor) -> Iterator[None]:
-    """Let the output layer see some places only: ``[B, S, H]`` comes to it as ``[1, N, H]``."""
-
-    def pick(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0][places][None], *args[1:])
-
-    handle = head.register_forward_pre_hook(pick)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()

