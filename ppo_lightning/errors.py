@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "ModelError",
     "RewardError",
+    "RolloutError",
     "UpdateError",
     "first_line",
     "nearest",
@@ -31,6 +32,10 @@ class ModelError(ValueError):
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be resumed or exported."""
+
+
+class RolloutError(RuntimeError):
+    """An engine outside this process that failed, took too long, or has other weights."""
 
 
 class UpdateError(RuntimeError):

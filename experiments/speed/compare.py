@@ -6,8 +6,10 @@
 ``--peer`` is a command that takes ``--size --mode --iters --threads`` and prints one JSON line with
 the keys that ``ppo.py`` prints. Each run is a process of its own. Its line goes to ``--out`` at
 once, and a run that is there already is not made again: the script can be stopped and called anew.
-Variants of this project are compared with the peer as it is. Ratios are of time per iteration, the
-peer's over ours: wall time on two threads on a quiet machine, else processor time of one thread.
+Variants of this project are compared with the peer as it is. Ratios are the peer's time over ours,
+of an iteration and of a token (of prompts and responses), since lengths are random: wall time on
+two threads on a quiet machine, else processor time of one thread. Rounds of ours differ in the
+seed, so that their lengths average out; the peer has one.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from experiments.speed.sizes import SIZES
+
 OURS = f"{sys.executable} {Path(__file__).with_name('ppo.py')}"
 
 VARIANTS = {
     "fp32": (),
     "bf16": ("--precision", "bf16-mixed"),
     "shared": ("--shared",),
+    "bf16 sampler": ("--precision", "bf16-mixed", "--sampler-dtype", "bfloat16"),
     "lora": ("--lora",),
     "padded": ("--padded",),
 }
@@ -85,6 +92,8 @@ def make(run: Run, peer: str) -> dict[str, Any]:
         *("--threads", str(run.threads)),
         *(() if run.who == "peer" else VARIANTS[run.who]),
     ]
+    if run.who != "peer":
+        command += ["--seed", str(run.round)]
     env = os.environ | {"OMP_NUM_THREADS": str(run.threads)}
     finished = subprocess.run(command, env=env, capture_output=True, text=True)
     lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
@@ -115,16 +124,21 @@ def ratios(runs: dict[Run, dict[str, Any]], given: Any) -> Iterator[str]:
 
 
 def _line(name: str, pairs: Sequence[tuple[Any, Any]], threads: int) -> str:
-    found = [seconds(peer, threads) / seconds(own, threads) for peer, own in pairs]
-    tokens = [
-        statistics.mean(side["response_tokens_per_iter"] for side in sides)
-        for sides in zip(*pairs, strict=True)
-    ]
-    spread = f"{min(found):.2f} to {max(found):.2f}"
+    whole = [seconds(peer, threads) / seconds(own, threads) for peer, own in pairs]
+    token = [w * tokens(own) / tokens(peer) for w, (peer, own) in zip(whole, pairs, strict=True)]
     return (
-        f"{name}: {statistics.median(found):.2f} ({spread}, {len(found)} rounds; response tokens "
-        f"an iteration: peer {tokens[0]:.0f}, ours {tokens[1]:.0f})"
+        f"{name}: an iteration {_median(whole)}, a token {_median(token)}, {len(pairs)} rounds"
     )
+
+
+def _median(found: Sequence[float]) -> str:
+    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+
+def tokens(result: dict[str, Any]) -> float:
+    """Tokens of an iteration's prompts and responses."""
+    prompts = result["rollout"] * SIZES[result["size"]].prompt_len
+    return float(result["response_tokens_per_iter"] + prompts)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import lightning.pytorch as pl
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from experiments.speed.sizes import SIZES, Size, prompts, write_models
 from ppo_lightning.configs import (
@@ -43,7 +44,7 @@ from ppo_lightning.configs import (
 )
 from ppo_lightning.modules import PPOModule
 from ppo_lightning.rewards import RewardTerm, SequenceClassifierReward
-from ppo_lightning.rollout import RolloutDataModule
+from ppo_lightning.rollout import NativeEngine, RolloutDataModule
 
 STAGES = {"rollout": "gen", "reward": "fwd", "scoring": "fwd", "update": "update"}
 """Of the product, by the names of the JSON line."""
@@ -89,12 +90,14 @@ class Clock(pl.Callback):
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Do the work; returns what is printed."""
     given = parser().parse_args(arguments)
+    return measure(SIZES[given.size], given)
+
+
+def measure(size: Size, given: Any) -> dict[str, Any]:
+    """Do work of a size; prints and returns the figures."""
     torch.set_num_threads(given.threads)
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "ppo_lightning", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quieten()
     imported, clock = memory("VmRSS"), Clock()
-    size = SIZES[given.size]
     with tempfile.TemporaryDirectory() as folder:
         module, trainer = run(size, given, Path(folder), clock)
     result = report(given, size, clock, module)
@@ -108,8 +111,31 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     return result
 
 
-def run(size: Size, given: Any, folder: Path, clock: Clock) -> tuple[PPOModule, pl.Trainer]:
-    """Train for some iterations."""
+def options(**changes: Any) -> argparse.Namespace:
+    """Return the command line's defaults but for some, for scripts that measure something else."""
+    return argparse.Namespace(**{**vars(parser().parse_args([])), **changes})
+
+
+def quieten() -> None:
+    """Let nothing but results be said."""
+    warnings.filterwarnings("ignore")
+    disable_progress_bar()
+    for name in ("lightning.pytorch", "ppo_lightning", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def run(
+    size: Size, given: Any, folder: Path, *callbacks: pl.Callback, **trainer_options: Any
+) -> tuple[PPOModule, pl.Trainer]:
+    """Train for some iterations.
+
+    Args:
+        size: Of the work.
+        given: See ``parser``.
+        folder: Takes models and the run's files.
+        callbacks: What listens.
+        trainer_options: Of the ``Trainer``, in the place of those that keep it bare.
+    """
     write_models(size, given.mode, folder)
     module = build_module(size, given, folder)
     rows = [{"prompt": text} for text in prompts(size, size.rollout * given.iters)]
@@ -117,18 +143,18 @@ def run(size: Size, given: Any, folder: Path, clock: Clock) -> tuple[PPOModule, 
         rows,
         buffer=BufferConfig(num_prompts=size.rollout, num_minibatches=size.minibatches),
         chat=False,
+        seed=given.seed,
     )
+    bare = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
         precision=given.precision,
         max_epochs=given.iters,
         default_root_dir=folder / "run",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[clock],
+        callbacks=list(callbacks),
+        **(bare | trainer_options),
     )
     trainer.fit(module, data)
     return module, trainer
@@ -159,6 +185,7 @@ def build_module(size: Size, given: Any, folder: Path) -> PPOModule:
         actor=GroupConfig(lr=3e-6),
         critic=GroupConfig(lr=3e-6),
         guards=GuardConfig(advice="off"),
+        engine=NativeEngine(dtype=given.sampler_dtype),
     )
 
 
@@ -183,6 +210,7 @@ def report(given: Any, size: Size, clock: Clock, module: PPOModule) -> dict[str,
         "lora": given.lora,
         "padded": given.padded,
         "microbatch_tokens": given.microbatch_tokens,
+        "sampler_dtype": given.sampler_dtype,
         "iters_counted": len(used),
         "s_per_iter": medians(""),
         "cpu_s_per_iter": medians("cpu_"),
@@ -225,6 +253,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lora", action="store_true", help="adapters in place of all weights")
     made.add_argument("--padded", action="store_true", help="compute padding: the plain path")
     made.add_argument("--microbatch-tokens", type=int, default=None)
+    made.add_argument("--sampler-dtype", default=None, help="of a copy that samples")
+    made.add_argument("--seed", type=int, default=0)
     return made
 
 

@@ -114,7 +114,7 @@ def _shape(size: Size) -> dict[str, object]:
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
         "num_key_value_heads": size.heads,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": max(1024, size.prompt_len + size.response_len),
         "tie_word_embeddings": False,
         "attention_dropout": 0.0,
         "pad_token_id": PAD,

@@ -8,6 +8,7 @@ from ppo_lightning.callbacks.dump_buffers import DumpBuffers
 from ppo_lightning.callbacks.ema import ActorEMA
 from ppo_lightning.callbacks.entropy_target import EntropyTarget
 from ppo_lightning.callbacks.gold import BestByGold, GoldEarlyStopping
+from ppo_lightning.callbacks.iteration_profiler import IterationProfiler
 from ppo_lightning.callbacks.max_kl import MaxKL
 from ppo_lightning.callbacks.predictions import PredictionWriter
 from ppo_lightning.callbacks.progress import StageProgress
@@ -17,6 +18,7 @@ from ppo_lightning.callbacks.reward_per_kl import RewardPerKL
 from ppo_lightning.callbacks.rollback import CheckpointRollback
 from ppo_lightning.callbacks.rollback_report import RollbackReport
 from ppo_lightning.callbacks.samples import SampleTexts
+from ppo_lightning.callbacks.throughput import StageTime, Throughput, stage_table, stage_times
 from ppo_lightning.callbacks.value_warmup import ValueWarmup
 from ppo_lightning.modules.export_model import ExportModel
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
@@ -34,6 +36,7 @@ __all__ = [
     "EntropyTarget",
     "ExportModel",
     "GoldEarlyStopping",
+    "IterationProfiler",
     "MaxKL",
     "MetricsFile",
     "PredictionWriter",
@@ -44,9 +47,13 @@ __all__ = [
     "SampleTexts",
     "ScoreReport",
     "StageProgress",
+    "StageTime",
+    "Throughput",
     "ValueWarmup",
     "changes_of",
     "changes_table",
     "pair_answers",
     "run_folder",
+    "stage_table",
+    "stage_times",
 ]

@@ -48,7 +48,7 @@ def load_actor(models: CheckpointModels, *, ema: bool = False) -> nn.Module:
             f"`{models.path}` holds no average of the actor's weights: train with the callback "
             "`ppo_lightning.callbacks.ActorEMA`, or leave out `--ema`."
         )
-    policy = replace(models.policy, gradient_checkpointing=False)
+    policy = replace(models.policy, gradient_checkpointing=False, compile=False)
     actor: nn.Module = load_causal_lm(policy)
     if policy.lora is not None:
         actor = attach_lora(actor, policy.lora)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def load_critic(models: CheckpointModels, actor: nn.Module | None = None) -> Val
         ModelError: The starting model cannot be loaded.
     """
     if models.critic.kind == "separate":
-        settings = replace(models.critic, gradient_checkpointing=False)
+        settings = replace(models.critic, gradient_checkpointing=False, compile=False)
         critic = load_value_network(settings, replace(models.policy, gradient_checkpointing=False))
         load_trained(critic, models.weights_of(_CRITIC), models)
         critic.eval()

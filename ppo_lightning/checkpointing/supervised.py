@@ -77,7 +77,9 @@ def read_supervised(path: str | Path, *, source_path: str | None = None) -> Supe
         config = rebuilt(BackboneConfig, models["backbone"], path)
     else:
         raise CheckpointError(f"`{path}` was not written by SFTModule or RewardModule.")
-    config = replace(config, path=source_path or config.path, gradient_checkpointing=False)
+    config = replace(
+        config, path=source_path or config.path, gradient_checkpointing=False, compile=False
+    )
     state = checkpoint["state_dict"]
     return SupervisedModels(
         path=path,

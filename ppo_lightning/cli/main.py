@@ -22,6 +22,7 @@ from ppo_lightning.errors import (
     DataError,
     ModelError,
     RewardError,
+    RolloutError,
     UpdateError,
     nearest,
 )
@@ -34,6 +35,7 @@ TRAINER_COMMANDS = {
 }
 
 HELPER_COMMANDS = {
+    "estimate": "predict the memory of a run, and say what to change to fit some",
     "export": "write a checkpoint's actor or critic as a Hugging Face folder",
     "sample": "answer prompts with a checkpoint or a model, beside the reference",
     "serve-reward": "score responses for other processes, over HTTP",
@@ -47,6 +49,7 @@ EXPECTED_ERRORS = (
     DataError,
     ModelError,
     RewardError,
+    RolloutError,
     UpdateError,
 )
 """They say what the user can do; anything else is told with its traceback."""

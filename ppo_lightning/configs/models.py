@@ -54,8 +54,13 @@ class PolicyConfig:
         padding_free: Read the rows of a batch one after the other, so that padding is not computed,
             where the family's attention allows it (found out when the model is loaded, for
             ``sdpa``); false pads them, which is slower and the same up to rounding.
+        fused_layers: Norm rows in one operation each way, where the family's RMS norms are of the
+            usual kind (found out when the model is loaded); false leaves them to the family's own
+            code, which is slower and the same up to rounding.
         lora: Train adapters instead of the weights.
         gradient_checkpointing: Recompute activations in the backward pass.
+        compile: Compile the parts of each block with ``torch.compile``, when they are first called;
+            needs a C++ compiler, on a GPU Triton too. Sampling runs the plain code.
         trust_remote_code: Run code that a model folder carries.
     """
 
@@ -63,8 +68,10 @@ class PolicyConfig:
     dtype: DType = "float32"
     attn_implementation: str | None = "sdpa"
     padding_free: bool = True
+    fused_layers: bool = True
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
+    compile: bool = False
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -84,6 +91,7 @@ class CriticConfig:
         trunk_grad_scale: Of a shared critic: factor on the gradient into the trunk.
         dtype: Of a separate critic's weights, float32 or float64; None takes the actor's.
         gradient_checkpointing: Recompute a separate critic's activations in the backward pass.
+        compile: Compile the parts of each block of a separate critic, as of the policy.
     """
 
     kind: Literal["separate", "shared"] = "separate"
@@ -92,6 +100,7 @@ class CriticConfig:
     trunk_grad_scale: float = 1.0
     dtype: DType | None = None
     gradient_checkpointing: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         require_fields(self)

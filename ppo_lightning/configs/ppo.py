@@ -32,6 +32,9 @@ class PPOConfig:
         num_update_epochs: K, passes over the buffer.
         update_order: Each step trains actor and critic ``together``, or they take turns pass by
             pass (``in_turn``: critic, actor, critic, …; a shared trunk is then the actor's alone).
+        backward: Of a step that trains both: ``in_turn`` runs forward and backward of the actor,
+            then of a separate critic, so that the activations of one network exist at a time, with
+            the same gradients; ``together`` has one backward pass, as several ranks always have.
         extra_critic_epochs: Passes after those K in which the critic alone is trained.
         target_kl: Bound on KL(old‖new), nats per token; None turns the stop off.
         kl_stop_factor: The update stops above ``kl_stop_factor`` × ``target_kl``.
@@ -62,6 +65,7 @@ class PPOConfig:
     penalty_target: float = 0.01
     num_update_epochs: int = 4
     update_order: Literal["together", "in_turn"] = "together"
+    backward: Literal["together", "in_turn"] = "in_turn"
     extra_critic_epochs: int = 0
     target_kl: float | None = 0.02
     kl_stop_factor: float = 1.0

@@ -23,8 +23,13 @@ class BackboneConfig(PolicyConfig):
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``; None lets
             transformers choose.
         padding_free: Of a policy; a reward model is read padded.
+        fused_layers: Norm rows in one operation each way, where the family's RMS norms are of the
+            usual kind (found out when the model is loaded); false leaves them to the family's own
+            code, which is slower and the same up to rounding.
         lora: Train adapters and the head instead of all weights.
         gradient_checkpointing: Recompute activations in the backward pass.
+        compile: Compile the parts of each block with ``torch.compile``, when they are first called;
+            needs a C++ compiler, on a GPU Triton too.
         trust_remote_code: Run code that a model folder carries.
         trainable_layers: Train only the last so many blocks, what comes after them, and the head;
             embeddings and earlier blocks stay as they are. 0 trains the head alone, an encoder's

@@ -57,7 +57,9 @@ from ppo_lightning.functional.masking import (
     masked_mean,
     masked_sum,
     position_ids,
+    product_dtype,
     response_mask,
+    row_multiple,
     upcast,
 )
 from ppo_lightning.functional.normalize import (
@@ -189,11 +191,13 @@ __all__ = [
     "policy_loss_per_token",
     "position_ids",
     "pressure_on_update",
+    "product_dtype",
     "ramp",
     "reliability",
     "relieved_plan",
     "repeated_ngram_fraction",
     "response_mask",
+    "row_multiple",
     "running_update",
     "score_after_penalties",
     "shifted_logprobs",

@@ -12,9 +12,29 @@ import torch
 from torch import Tensor
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Dtype of matrix products with a tensor: autocast's where that is on; it spares float64."""
+    device = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
 def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Name the dtype in which ``x`` is to be summed: float64 stays, all else becomes float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def row_multiple(weight: Tensor) -> int:
+    """Rows that products with a layer had better come in, as many or a multiple.
+
+    A processor's matrix products in 16 bits are compiled for each shape that they meet, for 10 ms a
+    layer, and accelerators like round sizes.
+
+    Args:
+        weight: Of the layer.
+    """
+    return 1 if product_dtype(weight).itemsize > 2 else 16
 
 
 def upcast(x: Tensor) -> Tensor:

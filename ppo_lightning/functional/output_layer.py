@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
-from ppo_lightning.functional.masking import accumulation_dtype
+from ppo_lightning.functional.masking import accumulation_dtype, product_dtype, row_multiple
 
 CHUNK_BYTES = 8 * 2**20
 """Of the logits that exist at once on a CPU: a few caches' worth. 64 rows at least, since each
@@ -68,10 +68,7 @@ def linear_logprobs(
     device = hidden.device.type
     size = CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
     rows = chunk_rows or max(64, size // (4 * weight.shape[0]))
-    dtype = hidden.dtype  # autocast leaves float64 alone
-    if torch.is_autocast_enabled(device) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-    wanted = entropy, entropy and entropy_grad
+    dtype, wanted = product_dtype(hidden), (entropy, entropy and entropy_grad)
     logprobs, spread = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, ids, 1.0 / temperature, dtype, rows, *wanted
     )
@@ -127,12 +124,19 @@ class _LinearLogprobs(torch.autograd.Function):
             slope *= sharpness
             if of_bias is not None:
                 of_bias += slope.sum(0)
-            slope = slope.to(dtype)
+            slope = _in_multiples(slope.to(dtype), layer.multiple)
             if of_hidden is not None:
-                of_hidden[part] = slope @ layer.weight
+                of_hidden[part] = (slope @ layer.weight)[: len(logs)]
             if of_weight is not None:
-                _add_product(of_weight, slope.t(), hidden[part].to(dtype))
+                states = _in_multiples(hidden[part].to(dtype), layer.multiple)
+                _add_product(of_weight, slope.t(), states)
         return of_hidden, of_weight, of_bias, *[None] * 6
+
+
+def _in_multiples(rows: Tensor, multiple: int) -> Tensor:
+    """Add rows of 0 until their number is a multiple."""
+    missing = -len(rows) % multiple
+    return pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -157,10 +161,12 @@ class _Layer:
         self.weight = weight.to(dtype)
         self.bias = None if bias is None else bias.to(dtype)
         self.dtype, self.sharpness, self.exact = dtype, sharpness, exact
+        self.multiple = row_multiple(self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the temperature, a new tensor. ``[N, V]`` float32 or float64."""
-        found = linear(hidden.to(self.dtype), self.weight, self.bias).to(self.exact)
+        padded = _in_multiples(hidden.to(self.dtype), self.multiple)
+        found = linear(padded, self.weight, self.bias)[: len(hidden)].to(self.exact)
         return found if self.sharpness == 1.0 else found.mul_(self.sharpness)
 
 

@@ -9,6 +9,7 @@ from ppo_lightning.models.adapters import (
     merged_copy,
 )
 from ppo_lightning.models.checks import check_vocabulary, embedding_rows, max_positions
+from ppo_lightning.models.compiling import compile_blocks, uncompiled
 from ppo_lightning.models.decoding import check_decoding, decode_step
 from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.inputs import ModelInputs
@@ -32,7 +33,7 @@ from ppo_lightning.models.score_head import normalised_head
 from ppo_lightning.models.scorer_network import base_scorer, build_scorer
 from ppo_lightning.models.scoring import PolicyOutput, policy_logprobs
 from ppo_lightning.models.settings import FolderSettings, add_end_id, settings_of
-from ppo_lightning.models.slots import KeyValueSlots, read_prompts, step_slots
+from ppo_lightning.models.slots import KeyValueSlots, read_prompts, sent, step_slots
 from ppo_lightning.models.stopping import end_token_ids, special_stop_ids
 from ppo_lightning.models.templates import use_template
 from ppo_lightning.models.token_rows import check_packing, learned_scores
@@ -62,6 +63,7 @@ __all__ = [
     "check_packing",
     "check_tokenizers",
     "check_vocabulary",
+    "compile_blocks",
     "decode_step",
     "embedding_rows",
     "end_token_ids",
@@ -86,10 +88,12 @@ __all__ = [
     "read_prompts",
     "reading_of",
     "save_model",
+    "sent",
     "sequence_logits",
     "settings_of",
     "special_stop_ids",
     "step_slots",
     "trained_weights",
+    "uncompiled",
     "use_template",
 ]

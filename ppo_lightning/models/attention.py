@@ -8,7 +8,8 @@ It is registered with transformers under a name of its own and does what ``sdpa`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,8 +19,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ppo_lightning.functional import accumulation_dtype, product_dtype
+from ppo_lightning.models.attention_cuda import Bounds, attend_varlen, takes_varlen
+
 ATTENTION = "ppo_lightning"
 """Name of this attention in a model's config."""
+
+# What ``scaled_dot_product_attention`` calls on a CPU; it also returns what backward needs.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 # What some families' attention takes besides.
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "indices")
@@ -43,25 +51,36 @@ class Packing:
     lengths: tuple[int, ...]
     cells: Tensor | None
     tokens: Tensor | None = None
+    _bounds: dict[torch.device, Bounds] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
-    def of(cls, lengths: Tensor) -> Packing:
+    def of(cls, lengths: Tensor, device: torch.device | None = None) -> Packing:
         """Lay sequences of some lengths one after the other.
 
         Args:
             lengths: ``[B]`` long.
+            device: Where the cells are wanted; None is that of the lengths.
         """
         listed = tuple(lengths.tolist())
         width = max(listed)
         if min(listed) == width:
             return cls(listed, None)
         taken = torch.arange(width, device=lengths.device) < lengths[:, None]
-        return cls(listed, taken.flatten().nonzero()[:, 0])
+        cells = taken.flatten().nonzero()[:, 0]
+        return cls(listed, cells.to(device or lengths.device, non_blocking=True))
 
     @property
     def width(self) -> int:
         """Tokens of the longest sequence."""
         return max(self.lengths)
+
+    def bounds(self, device: torch.device) -> Bounds:
+        """Where sequences begin and end, made once for all layers on a device."""
+        if device not in self._bounds:
+            self._bounds[device] = Bounds.of(self, device)
+        return self._bounds[device]
 
 
 def attend(
@@ -99,6 +118,14 @@ def attend(
         )  # fmt: skip
     if any(options.get(name) is not None for name in _UNKNOWN) or options.get("dropout"):
         raise ValueError(f"packed rows know none of dropout, {', '.join(_UNKNOWN)}")
+    if _goes_in_turn(query, packing, sliding_window):
+        dtype, count = product_dtype(query), query.shape[1]
+        query, key, value = (_for_each_head(x.to(dtype), count) for x in (query, key, value))
+        seen = _InTurn.apply(query, key, value, packing.lengths, scaling)  # type: ignore[no-untyped-call]
+        return seen, None
+    if takes_varlen(query, value):
+        seen = attend_varlen(query, key, value, packing, scaling=scaling, window=sliding_window)
+        return seen, None
     mask = _band(packing.width, sliding_window, query.device)
     seen = scaled_dot_product_attention(
         _spread(query, packing),
@@ -138,6 +165,76 @@ def _band(width: int, window: int | None, device: torch.device) -> Tensor | None
         return None
     seen = torch.ones(width, width, dtype=torch.bool, device=device)
     return seen.tril().triu(1 - window)
+
+
+def _goes_in_turn(query: Tensor, packing: Packing, window: int | None) -> bool:
+    """Whether sequences are attended to one after the other: quick where calls cost little."""
+    whole = window is None or window >= packing.width
+    return query.device.type == "cpu" and packing.tokens is None and whole
+
+
+def _for_each_head(heads: Tensor, count: int) -> Tensor:
+    """Repeat the heads that several heads of the query look at. ``[1, count, T, d]``."""
+    repeats = count // heads.shape[1]
+    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
+
+
+class _InTurn(torch.autograd.Function):
+    """Attention on a CPU, one sequence after the other.
+
+    Nothing is computed for a shorter neighbour, and nothing is moved. The backward pass is in
+    float32 at least: the kernel in bfloat16 takes five times as long.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: tuple[int, ...],
+        scale: float | None,
+    ) -> Tensor:
+        seen = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        parts = [_sequences(x, lengths) for x in (query, key, value, seen.transpose(1, 2))]
+        sums = []
+        for *inputs, output in zip(*parts, strict=True):
+            found, log_sum = _flash(*inputs, 0.0, True, scale=scale)
+            output.copy_(found)
+            sums.append(log_sum)
+        ctx.save_for_backward(query, key, value, seen, *sums)
+        ctx.settings = lengths, scale
+        return seen
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, seen, *sums = ctx.saved_tensors
+        lengths, scale = ctx.settings
+        exact = accumulation_dtype(query)
+        known = (grads[0].transpose(1, 2), query, key, value, seen.transpose(1, 2))
+        inputs = [_sequences(x.to(exact), lengths) for x in known]
+        wanted = [torch.empty_like(x) for x in (query, key, value)]
+        outputs = [_sequences(x, lengths) for x in wanted]
+        for log_sum, *parts in zip(sums, *inputs, *outputs, strict=True):
+            found = _flash_backward(*parts[:5], log_sum, 0.0, True, scale=scale)
+            for part, gradient in zip(parts[5:], found, strict=True):
+                part.copy_(gradient)
+        return *wanted, None, None
+
+
+def _sequences(heads: Tensor, lengths: tuple[int, ...]) -> Sequence[Tensor]:
+    """Look at each sequence, at all of them where they are of one length.
+
+    Args:
+        heads: ``[1, h, T, d]``.
+        lengths: Tokens of each sequence.
+
+    Returns:
+        ``[1, h, length, d]`` each, or one ``[B, h, length, d]``.
+    """
+    if min(lengths) < max(lengths):
+        return heads.split(lengths, dim=2)
+    return [heads[0].unflatten(1, (len(lengths), lengths[0])).transpose(0, 1)]
 
 
 class _Scatter(torch.autograd.Function):

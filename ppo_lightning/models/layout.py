@@ -43,7 +43,9 @@ class TokenLayout:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, sequences: Sequences, *, packed: bool, final: bool = False) -> TokenLayout:
+    def of(
+        cls, sequences: Sequences, *, packed: bool, final: bool = False, multiple: int = 1
+    ) -> TokenLayout:
         """Lay sequences out.
 
         The ids under padding are replaced, so that any number may stand there.
@@ -53,13 +55,14 @@ class TokenLayout:
             packed: Without padding.
             final: Whether the state after the last token is asked about too. Without, that token
                 is not read at all: there is nothing after it that it could predict.
+            multiple: Packed, their number is made one of this by tokens that nobody sees.
         """
         scored, prompt = sequences.response_mask, sequences.prompt_ids.shape[1]
         real = sequences.attention_mask
         if not final:
             real = _without_last(real, prompt)
         ids = sequences.input_ids.masked_fill(~real, 0)
-        grid = _Packed(real, ids, prompt) if packed else _Padded(real, ids)
+        grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
         cells = scored.flatten().nonzero()[:, 0]
         rows, columns = cells // scored.shape[1], cells % scored.shape[1]
         last = last_index(scored)
@@ -124,12 +127,17 @@ class _Packed:
     A prompt that stands in several rows is read once: in the first of them, its leader.
     """
 
-    def __init__(self, real: Tensor, ids: Tensor, prompt: int) -> None:
+    def __init__(self, real: Tensor, ids: Tensor, prompt: int, multiple: int) -> None:
         self._prompt, self._width = prompt, real.shape[1]
         self._leaders = first_alike(ids[:, :prompt], real[:, :prompt])
         own = self._leaders == torch.arange(len(real), device=real.device)
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
+        if multiple > 1 and (missing := -int(kept.sum()) % multiple):
+            filler = torch.arange(self._width, device=real.device)[None] < missing
+            real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
+            ids = torch.cat([ids, torch.zeros_like(ids[:1])])
+            self._leaders = torch.cat([self._leaders, self._leaders.new_tensor([len(ids) - 1])])
         self._numbers = kept.flatten().cumsum(0) - 1
         taken, positions = kept.flatten().nonzero()[:, 0], position_ids(real)
         packing = Packing.of(real.sum(1)) if own.all() else self._shared(real, kept, positions)

@@ -24,6 +24,7 @@ from ppo_lightning.models.checks import (
     check_same_ids,
     positions_of,
 )
+from ppo_lightning.models.compiling import compile_blocks
 from ppo_lightning.models.folders import (
     adapter_base,
     has_tokenizer,
@@ -32,6 +33,7 @@ from ppo_lightning.models.folders import (
     require_readable_config,
     unreadable,
 )
+from ppo_lightning.models.fused_layers import fuse_layers
 from ppo_lightning.models.locate import local_path
 from ppo_lightning.models.reading import learn_reading
 from ppo_lightning.models.score_head import one_score_config, score_layer, start_head
@@ -42,6 +44,7 @@ from ppo_lightning.models.settings import (
     silence_config,
     silence_modules,
 )
+from ppo_lightning.models.skeleton import is_weightless
 from ppo_lightning.models.stopping import listed_end_ids
 from ppo_lightning.models.value_network import ValueNetwork
 from ppo_lightning.models.weights import read_weights, reading, require_finite
@@ -104,6 +107,8 @@ def load_causal_lm(
     model = _load(AutoModelForCausalLM, config, dtype, keep_dropout=keep_dropout)
     if config.gradient_checkpointing:
         enable_checkpointing(model)
+    if config.compile:
+        compile_blocks(model, setting="policy.compile")
     return model
 
 
@@ -125,6 +130,8 @@ def load_value_network(config: CriticConfig, policy: PolicyConfig) -> ValueNetwo
         network = _value_network(source, config)
     if config.gradient_checkpointing:
         enable_checkpointing(network.backbone)
+    if config.compile:
+        compile_blocks(network.backbone, setting="critic_model.compile")
     return network
 
 
@@ -244,6 +251,8 @@ def _load(
         silence_modules(model)
     _unblind_padding(model)
     model.eval()  # type: ignore[no-untyped-call]
+    if source.fused_layers:
+        fuse_layers(model)
     if decoder:
         check_behaviour(model, source.path)
         learn_reading(model, packing=source.padding_free)
@@ -377,6 +386,8 @@ def _load_adapter(
         )
     base_source = replace(source, path=adapter_base(source.path))
     base = _load(auto, base_source, dtype, keep_dropout=keep_dropout)
+    if is_weightless():
+        return base  # what is merged into it changes no shape
     with quiet_peft(), reading(source.path):
         adapted = PeftModel.from_pretrained(base, source.path)
     require_finite(adapted, source.path)

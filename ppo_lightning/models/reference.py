@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ppo_lightning.configs import PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import adapter_disabled, base_causal_lm, is_adapted
+from ppo_lightning.models.compiling import compile_like
 from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.folders import named
 from ppo_lightning.models.loading import load_causal_lm
@@ -205,7 +206,9 @@ def _require_same(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
 def _sharing_frozen(actor: nn.Module) -> nn.Module:
     """Copy an adapted model, all but its frozen weights, which both have from now on."""
     shared = {id(weight): weight for weight in actor.parameters() if not weight.requires_grad}
-    return copy.deepcopy(actor, shared).eval().requires_grad_(False)
+    frozen = copy.deepcopy(actor, shared).eval().requires_grad_(False)
+    compile_like(base_causal_lm(frozen), base_causal_lm(actor))
+    return frozen
 
 
 def _is_lora_b(name: str) -> bool:

@@ -9,6 +9,7 @@ from torch import nn
 
 from ppo_lightning.configs import BackboneConfig, LoraConfig
 from ppo_lightning.models.adapters import attach_lora, block_names
+from ppo_lightning.models.compiling import compile_blocks
 from ppo_lightning.models.loading import enable_checkpointing, load_scorer
 from ppo_lightning.models.score_head import head_parameters, in_pooler
 
@@ -38,6 +39,8 @@ def build_scorer(config: BackboneConfig, *, keep_dropout: bool = False) -> nn.Mo
         freeze_below(model, config.trainable_layers)
     if config.gradient_checkpointing:
         enable_checkpointing(model)
+    if config.compile:
+        compile_blocks(model, setting="backbone.compile")
     return network
 
 

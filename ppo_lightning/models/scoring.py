@@ -16,6 +16,7 @@ from ppo_lightning.functional import (
     LinearLogprobs,
     linear_logprobs,
     logprobs_and_entropy,
+    row_multiple,
     token_logprobs,
     upcast,
 )
@@ -182,7 +183,8 @@ def policy_logprobs(
 def layout_for(model: nn.Module, sequences: Sequences, *, final: bool = False) -> TokenLayout:
     """Lay sequences out as a model reads them: without padding where it can."""
     packed = reading_of(model).takes_packed(sequences.width)
-    return TokenLayout.of(sequences, packed=packed, final=final)
+    multiple = row_multiple(model.get_input_embeddings().weight)  # type: ignore[operator]
+    return TokenLayout.of(sequences, packed=packed, final=final, multiple=multiple)
 
 
 def unknown_logprobs(sequences: Sequences, like: Tensor) -> Tensor:

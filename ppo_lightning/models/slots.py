@@ -2,6 +2,7 @@
 
 A slot holds a sequence from its first token on, without padding, so sequences of any length stand
 side by side; one that has ended gives its slot to another. Prompts are read packed, all at once.
+Nothing here waits for the device: what decides about shapes is known on the host.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from ppo_lightning.models.inputs import (
     packed_inputs,
     replaced_forward,
 )
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Move a small tensor of the host to a device, which is not waited for.
+
+    The copy is ordered before what the device is asked to do next, and memory that is pinned is not
+    used again before it was read; so the caller may go on to change ``values``.
+    """
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 class KeyValueSlots(Cache):
@@ -52,7 +64,7 @@ class KeyValueSlots(Cache):
 
         Args:
             lengths: Tokens that each slot holds already. ``[N]`` long.
-            span: Columns that are looked at: one more than the largest length.
+            span: Columns that are looked at, more than the largest length.
         """
         self._into, self._span = (torch.arange(len(lengths), device=lengths.device), lengths), span
         return self
@@ -102,24 +114,28 @@ def read_prompts(
 
     Args:
         model: Causal language model of transformers whose rows may be packed.
-        prompts: Left-padded. ``[N, P]`` long.
-        mask: True on real tokens. ``[N, P]`` bool.
+        prompts: On the model's device. ``[N, P]`` long.
+        mask: True on real tokens, on the CPU. ``[N, P]`` bool.
         slots: Where keys and values go.
-        into: Slot of each prompt. ``[N]`` long.
+        into: Slot of each prompt, on the CPU. ``[N]`` long.
 
     Returns:
         Logits after each prompt. ``[N, V]``.
     """
+    device = prompts.device
     lengths = mask.sum(1)
-    rows = torch.repeat_interleave(torch.arange(len(lengths), device=mask.device), lengths)
+    rows, places = mask.nonzero().unbind(1)
     starts = lengths.cumsum(0) - lengths
-    columns = torch.arange(len(rows), device=mask.device) - starts[rows]
-    inputs = packed_inputs(prompts[mask], columns, Packing.of(lengths))
-    slots.reading(into[rows], columns)
-    return _last_logits(model, inputs, slots, starts + lengths - 1)
+    columns = sent(torch.arange(len(rows)) - starts[rows], device)
+    ids = prompts[sent(rows, device), sent(places, device)]
+    inputs = packed_inputs(ids, columns, Packing.of(lengths, device))
+    slots.reading(sent(into[rows], device), columns)
+    return _last_logits(model, inputs, slots, sent(starts + lengths - 1, device))
 
 
-def step_slots(model: nn.Module, ids: Tensor, lengths: Tensor, slots: KeyValueSlots) -> Tensor:
+def step_slots(
+    model: nn.Module, ids: Tensor, lengths: Tensor, slots: KeyValueSlots, span: int | None = None
+) -> Tensor:
     """Read one more token in each of the first slots.
 
     Args:
@@ -127,14 +143,17 @@ def step_slots(model: nn.Module, ids: Tensor, lengths: Tensor, slots: KeyValueSl
         ids: The tokens. ``[N]`` long.
         lengths: Tokens that each slot holds already. ``[N]`` long.
         slots: They grow by one token.
+        span: Columns that are looked at, more than the largest length; None counts them, for which
+            it waits for the device.
 
     Returns:
         Logits after the tokens. ``[N, V]``.
     """
-    longest = int(lengths.max())
-    seen = torch.arange(longest + 1, device=ids.device) <= lengths[:, None]
+    if span is None:
+        span = int(lengths.max()) + 1
+    seen = torch.arange(span, device=ids.device) <= lengths[:, None]
     inputs = ModelInputs(ids[:, None], seen[:, None, None], lengths[:, None])
-    slots.stepping(lengths, longest + 1)
+    slots.stepping(lengths, span)
     return _call(model, inputs, slots).logits[:, -1]  # type: ignore[no-any-return]
 
 

@@ -17,6 +17,7 @@ from ppo_lightning.configs import DType, PolicyConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.bars import without_bars
 from ppo_lightning.models.folders import unreadable
+from ppo_lightning.models.skeleton import is_weightless, skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +43,7 @@ def read_weights(
     *,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model with its weights.
+    """Load a model with its weights; under ``without_weights`` one that has none.
 
     Args:
         auto: Class of transformers that picks the model's own.
@@ -67,6 +68,8 @@ def read_weights(
     # refuses the other families.
     if source.attn_implementation not in (None, "sdpa"):
         options["attn_implementation"] = source.attn_implementation
+    if is_weightless():
+        return skeleton(auto, options)
     if new_head:
         options["ignore_mismatched_sizes"] = True
     quiet = without_bars() if Path(folder).is_dir() else nullcontext()

@@ -103,17 +103,19 @@ class SamplerCheck:
     def __init__(self, mode: Literal["warn", "error", "off"]) -> None:
         self.mode = mode
 
-    def __call__(self, mismatch: float | None, dtype: torch.dtype) -> None:
+    def __call__(self, mismatch: float | None, *dtypes: torch.dtype | None) -> None:
         """Compare an iteration's mean mismatch with what rounding explains.
 
         Args:
             mismatch: Nats per token; None where there was nothing to compare.
-            dtype: Coarsest dtype of the forward pass.
+            dtypes: Of the trainer's forward pass and, where it has its own, of the sampler's.
 
         Raises:
             UpdateError: It is larger, and ``mode`` is ``error``.
         """
-        tolerance = MISMATCH_TOLERANCE.get(dtype, 0.005)
+        known = {d: MISMATCH_TOLERANCE.get(d, 0.005) for d in dtypes if d is not None}
+        dtype = max(known, key=lambda d: known[d])
+        tolerance = known[dtype]
         if self.mode == "off" or mismatch is None or not mismatch > tolerance:
             return
         message = (

@@ -1,11 +1,11 @@
-"""The stages of an iteration: timed, and told to every callback that listens."""
+"""The stages of an iteration: timed, named in profiles, and told to every callback that listens."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,6 +29,8 @@ class StageClock:
     def stage(self, module: pl.LightningModule, name: str) -> Iterator[None]:
         """Time a stage and call ``on_stage_start`` and ``on_stage_end`` of the callbacks.
 
+        The Trainer's profiler knows it as ``[Stage]`` and its name.
+
         Args:
             module: The module that runs it.
             name: One of ``STAGES``.
@@ -36,7 +38,8 @@ class StageClock:
         call_listeners(module, "on_stage_start", name)
         start = time.perf_counter()
         try:
-            yield
+            with profiled(module, name):
+                yield
         finally:
             self.seconds[name] += time.perf_counter() - start
             call_listeners(module, "on_stage_end", name)
@@ -45,6 +48,18 @@ class StageClock:
         """Begin a new iteration."""
         self.seconds.clear()
         self._began = time.perf_counter()
+
+
+def profiled(module: pl.LightningModule, name: str) -> AbstractContextManager[Any]:
+    """Name what is done inside to the Trainer's profiler, and to nobody else.
+
+    Args:
+        module: The module that does it.
+        name: Of a stage, or with a dot of a part of one: ``update.backward``.
+    """
+    profiler: Any = module.trainer.profiler  # type: ignore[attr-defined]
+    named: AbstractContextManager[Any] = profiler.profile(f"[Stage]{name}")
+    return named
 
 
 def call_listeners(module: pl.LightningModule, hook: str, *arguments: Any) -> None:

@@ -40,6 +40,15 @@ class Objective:
     kl: KLConfig
     temperature: float
 
+    def parts(self, part: Part) -> tuple[Part, ...]:
+        """Say what gets a forward and backward pass of its own in a step that trains ``part``.
+
+        Networks that share nothing need not keep their activations at the same time. Ranks that
+        share gradients expect one backward pass (DDP counts the parameters that it has reached).
+        """
+        apart = self.ppo.backward == "in_turn" and self.networks.critic is not None
+        return ("actor", "critic") if part == "both" and apart and world_size() == 1 else (part,)
+
     def microbatch(
         self, batch: Experience, coefficients: Coefficients, counts: Counts, part: Part = "both"
     ) -> Terms:
@@ -83,6 +92,8 @@ def accumulate_gradients(
 ) -> Terms:
     """Run forward and backward over a minibatch, one backward for each microbatch.
 
+    Networks without a common trunk have one each, see ``Objective.parts``.
+
     Losses are sums divided by the counts of the whole minibatch on all ranks, so neither the cut
     into microbatches nor the number of ranks changes the gradient.
 
@@ -104,11 +115,12 @@ def accumulate_gradients(
     loss, sums = mask.new_zeros((), dtype=torch.float64), mask.new_zeros(len(SUMS)).double()
     ratio_max = first_error = torch.zeros((), device=mask.device)
     for microbatch in microbatches(minibatch, objective):
-        terms = objective.microbatch(microbatch, coefficients, counts, part)
-        backward(terms.loss + touch(idle) if idle else terms.loss)
-        loss, sums = loss + terms.loss.detach(), sums + terms.sums
-        ratio_max = torch.maximum(ratio_max, terms.ratio_max)
-        first_error = torch.maximum(first_error, terms.first_error)
+        for piece in objective.parts(part):
+            terms = objective.microbatch(microbatch, coefficients, counts, piece)
+            backward(terms.loss + touch(idle) if idle else terms.loss)
+            loss, sums = loss + terms.loss.detach(), sums + terms.sums
+            ratio_max = torch.maximum(ratio_max, terms.ratio_max)
+            first_error = torch.maximum(first_error, terms.first_error)
     return Terms(loss, sums, ratio_max, first_error)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from ppo_lightning.configs import (
@@ -25,8 +26,9 @@ from ppo_lightning.modules.held_out_steps import HeldOutSteps
 from ppo_lightning.modules.optim import advance, refresh
 from ppo_lightning.modules.passes import IDLE, Part
 from ppo_lightning.modules.reporting import IterationLedger, log_iteration
-from ppo_lightning.modules.stages import call_listeners, is_treated
+from ppo_lightning.modules.stages import call_listeners, is_treated, profiled
 from ppo_lightning.modules.updater import Updater
+from ppo_lightning.rollout import RolloutEngine
 from ppo_lightning.types import MiniBatch, Verdict
 
 PENALTY = "PPO-Penalty"
@@ -45,6 +47,7 @@ class UpdateSteps(HeldOutSteps):
     """
 
     networks: ActorCritic | None
+    engine: RolloutEngine
     optimizer_config: OptimizerConfig
 
     def __init__(
@@ -151,6 +154,11 @@ class UpdateSteps(HeldOutSteps):
         if self.skips.count(report.decision == "nonfinite"):
             self._give_up(batch)
 
+    @override
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        with profiled(self, "update.backward"):
+            super().manual_backward(loss, *args, **kwargs)
+
     def _count_rest(self, planned: Part | None) -> None:
         """Count a planned step for the group that it leaves alone."""
         if planned is not None and (idle := IDLE[planned]) is not None:
@@ -198,7 +206,7 @@ class UpdateSteps(HeldOutSteps):
         )
         if self.ppo.objective == "penalty" and stats.policy_loss is not None and stats.steps_taken:
             self._adapt_penalty(batch)
-        self.sampler_check(stats.sampler_mismatch, self._compute_dtype())
+        self.sampler_check(stats.sampler_mismatch, self._compute_dtype(), self.engine.dtype)
         if not (stats.steps_taken or self.stop_requested or self._is_treated(stats)):
             warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)

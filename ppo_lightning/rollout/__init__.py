@@ -10,6 +10,7 @@ from ppo_lightning.rollout.engines import (
     NativeEngine,
     RolloutEngine,
     StopRules,
+    VLLMEngine,
 )
 from ppo_lightning.rollout.experience import (
     NetworkScores,
@@ -40,6 +41,7 @@ __all__ = [
     "RolloutSource",
     "ShapedRollout",
     "StopRules",
+    "VLLMEngine",
     "build_experience",
     "completions_of",
     "finite_scores",

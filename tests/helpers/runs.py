@@ -137,7 +137,7 @@ class PoisonedAt:
         module.networks.register_forward_hook(self)
 
     def __call__(self, networks: Any, args: Any, output: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or output.entropy is None:  # the critic's own pass
             return output
         self.count += 1
         if self.count not in self.calls:

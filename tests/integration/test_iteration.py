@@ -146,6 +146,7 @@ class SpeltOut(NativeEngine):
     """Answers every prompt with the letters of a word that is one token as well."""
 
     def __init__(self, ids):
+        super().__init__()
         self.ids = ids
 
     def generate(self, model, prompts, **settings):

@@ -36,7 +36,7 @@ def _off_by_one(networks):
         mask[:, -1] = False
         return networks(replace(sequences, prompt_mask=mask), **options)
 
-    read.packs = networks.packs
+    read.packs, read.critic = networks.packs, networks.critic
     return read
 
 

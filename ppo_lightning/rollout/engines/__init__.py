@@ -3,6 +3,7 @@
 from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, RolloutEngine, StopRules
 from ppo_lightning.rollout.engines.generate import GenerateEngine
 from ppo_lightning.rollout.engines.native import NativeEngine
+from ppo_lightning.rollout.engines.vllm import VLLMEngine
 
 __all__ = [
     "BatchedEngine",
@@ -11,4 +12,5 @@ __all__ = [
     "NativeEngine",
     "RolloutEngine",
     "StopRules",
+    "VLLMEngine",
 ]

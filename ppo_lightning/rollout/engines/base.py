@@ -20,6 +20,7 @@ from ppo_lightning.models import (
     embedding_rows,
     end_token_ids,
     special_stop_ids,
+    uncompiled,
 )
 from ppo_lightning.types import PromptBatch, Rollout
 
@@ -76,7 +77,13 @@ class StopRules:
 
 
 class RolloutEngine(ABC):
-    """Samples responses from the current weights."""
+    """Samples responses from the current weights.
+
+    Attributes:
+        dtype: Of the forward pass that samples, where the engine has one of its own; else None.
+    """
+
+    dtype: torch.dtype | None = None
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the engine would not sample from rightly; most take any.
@@ -228,11 +235,11 @@ def _widened(values: Tensor, width: int, fill: float) -> Tensor:
 
 @contextmanager
 def inference_mode_of(model: nn.Module) -> Iterator[None]:
-    """Evaluate without gradient, and put the module's training flag back."""
+    """Evaluate the plain code without gradient, and put the module's training flag back."""
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled(base_causal_lm(model)):
             yield
     finally:
         model.train(was_training)

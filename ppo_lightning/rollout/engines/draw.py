@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ppo_lightning.configs import SamplingConfig
 from ppo_lightning.functional import inverse_cdf_sample
+from ppo_lightning.models import sent
 
 
 def draw_tokens(
@@ -51,9 +52,9 @@ def _restricted(
     banned: Tensor | None,
 ) -> Tensor:
     """Rule tokens out by setting their logits to -inf."""
-    if banned_ids and (banned is None or banned.any()):
-        barred = torch.zeros_like(scaled[0], dtype=torch.bool)
-        barred[list(banned_ids)] = True
+    if banned_ids:
+        places = sent(torch.tensor(banned_ids), scaled.device)
+        barred = torch.zeros_like(scaled[0], dtype=torch.bool).index_fill_(0, places, True)
         rows = barred if banned is None else barred & banned[:, None]
         scaled = scaled.masked_fill(rows, -torch.inf)
     if 0 < sampling.top_k < scaled.shape[-1]:

@@ -7,11 +7,15 @@ generator state to save.
 
 from __future__ import annotations
 
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ppo_lightning.configs import SamplingConfig
+from ppo_lightning.configs import DType, SamplingConfig
 from ppo_lightning.functional import hash_uniform, position_ids
 from ppo_lightning.models import base_causal_lm, check_decoding, decode_step, reading_of
 from ppo_lightning.rollout.engines.base import (
@@ -32,7 +36,20 @@ class NativeEngine(BatchedEngine):
     Models whose rows may be packed are decoded in slots (``SlotDecoder``): without padding, and a
     response that has ended makes room for the next prompt. Others keep the cache of their family,
     with all rows of a batch in step.
+
+    Args:
+        dtype: Sample in it, from a copy of the weights that is made for each rollout where they are
+            of another; the trainer's own log-probabilities are the old ones in any case. None
+            computes as the trainer does (``trainer.precision``), but for autocast on a CPU, which
+            makes single tokens slower there: that samples in the dtype of the weights.
+        cuda_graphs: On a GPU, replay the steps of slots as CUDA graphs. Models whose steps cannot
+            be recorded, or that hooks take part in (sharding, offloading), are run step by step in
+            any case.
     """
+
+    def __init__(self, dtype: DType | None = None, cuda_graphs: bool = True) -> None:
+        self.dtype = None if dtype is None else getattr(torch, dtype)
+        self.cuda_graphs = cuda_graphs
 
     @override
     def check(self, model: nn.Module) -> None:
@@ -51,20 +68,37 @@ class NativeEngine(BatchedEngine):
         policy_version: int,
         greedy: bool = False,
     ) -> Rollout:
+        if self.dtype is not None and self.dtype != base_causal_lm(model).dtype:
+            model = copy.deepcopy(base_causal_lm(model)).to(self.dtype)
         base = base_causal_lm(model)
         width = prompts.prompt_ids.shape[1] + sampling.max_new_tokens
         if len(prompts) == 0 or not reading_of(base).takes_slots(width):
-            return super().generate(
-                model,
+            with self._arithmetic(prompts):
+                return super().generate(
+                    model,
+                    prompts,
+                    sampling=sampling,
+                    stops=stops,
+                    policy_version=policy_version,
+                    greedy=greedy,
+                )
+        with inference_mode_of(model), self._arithmetic(prompts):
+            decoder = SlotDecoder(
+                base,
                 prompts,
                 sampling=sampling,
                 stops=stops,
-                policy_version=policy_version,
                 greedy=greedy,
+                cuda_graphs=self.cuda_graphs,
             )
-        with inference_mode_of(model):
-            decoder = SlotDecoder(base, prompts, sampling=sampling, stops=stops, greedy=greedy)
             return joined(prompts, [decoder.run()], stops.pad_id, policy_version)
+
+    def _arithmetic(self, prompts: PromptBatch) -> AbstractContextManager[Any]:
+        """Turn autocast off where the weights' own dtype is to be used."""
+        device = prompts.prompt_ids.device.type
+        if self.dtype is None and device != "cpu":
+            return nullcontext()
+        return torch.autocast(device, enabled=False)
 
     @override
     def decode_batch(

@@ -9,12 +9,14 @@ from tests.helpers.mutations import (
     data,
     http,
     normalising,
+    packing,
     reward_model,
     rewards,
     sampling,
     sft,
     shaping,
     training,
+    vllm,
 )
 from tests.helpers.mutations.base import Mutation, misfit
 
@@ -29,6 +31,8 @@ MUTATIONS = (
     *sft.MUTATIONS,
     *reward_model.MUTATIONS,
     *chain.MUTATIONS,
+    *vllm.MUTATIONS,
+    *packing.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

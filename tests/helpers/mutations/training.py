@@ -124,6 +124,21 @@ MUTATIONS = (
         "test_t44_in_bfloat16_the_first_ratio_is_exactly_one_where_the_batch_is_the_same",
     ),
     fault(
+        "T44",  # of a norm's backward pass, which runs inside of autocast
+        "models/fused_layers.py",
+        "with torch.autocast(x.device.type, enabled=False):",
+        "if True:",
+        "unit/models/test_fused_layers.py::"
+        "test_mixed_precision_rounds_nothing_in_the_backward_pass",
+    ),
+    fault(
+        "T44",
+        "models/fused_layers.py",
+        "x.dtype == weight.dtype == torch.float32",
+        "x.dtype == weight.dtype",
+        "unit/models/test_fused_layers.py::test_dtypes_are_the_familys",
+    ),
+    fault(
         "T45",
         "modules/trainer_checks.py",
         'lambda t: str(t.precision) in ("16-mixed", "16-true", "16"),',

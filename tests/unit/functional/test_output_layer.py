@@ -138,3 +138,25 @@ def test_the_logits_of_all_rows_never_exist_at_once(monkeypatch):
     parts, ids = layer()
     linear_logprobs(*parts, ids, temperature=1.0, chunk_rows=10).logprobs.sum().backward()
     assert seen == [10, 10, 10, 7] * 2
+
+
+def test_a_number_of_rows_that_is_not_round_changes_nothing_in_16_bits():
+    """They are filled up for the product, and cut again."""
+    found = []
+    for rows in (16, 13):
+        states, weight, ids = (x.clone() for x in _states_and_layer(16))
+        states.requires_grad_(True)
+        weight.requires_grad_(True)
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = linear_logprobs(states[:rows], weight, None, ids[:rows], temperature=0.8)
+        scores.logprobs[:13].sum().backward()
+        found.append((scores.logprobs[:13], states.grad[:13], weight.grad))
+    for round_, odd in zip(*found, strict=True):
+        assert torch.equal(round_, odd)
+
+
+def _states_and_layer(rows):
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(rows, 8, generator=generator)
+    weight = torch.randn(20, 8, generator=generator)
+    return states, weight, torch.randint(20, (rows,), generator=generator)

@@ -83,3 +83,17 @@ def test_a_prompt_with_several_responses_is_read_once():
     read = layout.inputs.input_ids[0, layout.places].tolist()
     assert read == [11, 20, 13, 7, 9, 11, 11, 6]
     assert layout.inputs.input_ids[0, layout.last_places].tolist() == [17, 22, 4, 8]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_filler_makes_the_number_round_and_is_seen_by_nobody(shared):
+    batch = sequences_of([PROMPTS[0]] * 2 if shared else PROMPTS, RESPONSES)
+    plain = TokenLayout.of(batch, packed=True)
+    layout = TokenLayout.of(batch, packed=True, multiple=5)
+    count = plain.inputs.input_ids.shape[1]
+    assert count % 5 != 0
+    assert layout.inputs.input_ids.shape[1] == count + -count % 5
+    assert torch.equal(layout.inputs.input_ids[:, :count], plain.inputs.input_ids)
+    assert torch.equal(layout.places, plain.places)
+    assert layout.inputs.packing.lengths == (*plain.inputs.packing.lengths, -count % 5)
+    assert TokenLayout.of(batch, packed=True, multiple=1).inputs.input_ids.shape[1] == count

@@ -1,8 +1,10 @@
 """Stages are timed, and told to every callback that listens."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.profilers import PassThroughProfiler
 
 import ppo_lightning.modules.stages as stages
 from ppo_lightning.modules.stages import StageClock, call_listeners
@@ -19,9 +21,25 @@ class Listener:
         self.heard.append(("end", name))
 
 
+class Profiler:
+    """Says to a list what it is told."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+    @contextmanager
+    def profile(self, name):
+        self.heard.append(name)
+        yield
+        self.heard.append("end")
+
+
 @pytest.fixture
 def module():
-    return SimpleNamespace(trainer=SimpleNamespace(callbacks=[object(), Listener()]))
+    callbacks = [object(), Listener()]
+    return SimpleNamespace(
+        trainer=SimpleNamespace(callbacks=callbacks, profiler=PassThroughProfiler())
+    )
 
 
 @pytest.fixture
@@ -58,3 +76,11 @@ def test_hooks_get_trainer_module_and_what_they_are_about(module):
     module.trainer.callbacks.append(SimpleNamespace(on_update_end=lambda *a: seen.append(a)))
     call_listeners(module, "on_update_end", "stats")
     assert seen == [(module.trainer, module, "stats")]
+
+
+def test_the_profiler_knows_a_stage_while_it_lasts_and_no_callback(clock, module):
+    heard = module.trainer.callbacks[1].heard
+    module.trainer.profiler = Profiler(heard)
+    with clock.stage(module, "rollout"):
+        heard.append("work")
+    assert heard == [("start", "rollout"), "[Stage]rollout", "work", "end", ("end", "rollout")]

@@ -181,6 +181,39 @@ def test_t39_averaged_gradients_of_two_ranks_are_those_of_one(networks, monkeypa
     assert_same(averaged, expected)
 
 
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_networks_that_share_nothing_go_backward_in_turn(tiny_llama_dir, monkeypatch, kind):
+    """With the gradients and sums of one backward pass; several ranks have one in any case."""
+    policy = PolicyConfig(path=str(tiny_llama_dir), dtype="float64")
+    networks = build_actor_critic(policy, CriticConfig(kind=kind, head_init="normal"))
+    coefficients = Coefficients(
+        clip_low=0.2, clip_high=0.2, ent_coef=0.01, kl_coef=0.0, penalty_coef=1.0
+    )
+
+    def measured(backward):
+        objective = objective_of(networks)
+        objective = replace(objective, ppo=replace(objective.ppo, backward=backward))
+        reached = []
+        networks.zero_grad()
+
+        def go(loss):
+            loss.backward()
+            reached.append(sum(p.grad is not None for p in networks.parameters()))
+
+        terms = accumulate_gradients(minibatch(), objective, coefficients, backward=go)
+        return reached, terms, {n: p.grad.clone() for n, p in networks.named_parameters()}
+
+    reached, found, gradients_found = measured("in_turn")
+    _, expected, gradients_expected = measured("together")
+    assert_same(gradients_found, gradients_expected)
+    assert_close(found.sums, expected.sums)
+    assert_close(found.loss, expected.loss)
+    actor, everything = len(list(networks.actor_parameters())), len(gradients_expected)
+    assert reached == ([actor, everything] if kind == "separate" else [everything])
+    monkeypatch.setattr(update, "world_size", lambda: 2)
+    assert measured("in_turn")[0] == [everything]
+
+
 def test_an_entropy_that_is_only_logged_costs_no_gradient(networks, monkeypatch):
     seen = []
     forward = type(networks).forward

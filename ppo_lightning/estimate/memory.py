@@ -1,0 +1,164 @@
+"""Peak memory of each stage of a run, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+
+from ppo_lightning.estimate.networks import Networks
+from ppo_lightning.estimate.passes import chunks_of, judge, sample, score, update
+from ppo_lightning.estimate.process import (
+    MAPPED,
+    MIXED,
+    PLAIN,
+    RECOMPUTED,
+    HeapShares,
+    process_bytes,
+)
+from ppo_lightning.estimate.run import Device, Run
+from ppo_lightning.estimate.tally import Blank, ByteTally
+
+STAGES = ("load", "rollout", "reward", "scoring", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePeak:
+    """Most memory of a stage.
+
+    Args:
+        name: One of ``STAGES``.
+        parts: Bytes at that moment, by what they are of.
+    """
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Memory of a run.
+
+    Args:
+        stages: In the order of an iteration.
+        device: What it is the memory of.
+    """
+
+    stages: tuple[StagePeak, ...]
+    device: Device
+
+    @property
+    def peak(self) -> StagePeak:
+        """The stage that takes the most."""
+        return max(self.stages, key=lambda stage: stage.total)
+
+
+class Estimator:
+    """Predicts the memory of runs; what two of them have in common is counted once.
+
+    The passes of a run itself are made, with tensors that have shapes and no contents.
+    """
+
+    def __init__(self) -> None:
+        self._networks: dict[str, Networks] = {}
+        self._passing: dict[tuple[str, str], Mapping[str, int]] = {}
+
+    def __call__(self, run: Run) -> Estimate:
+        """Predict the memory of a run on one rank.
+
+        Args:
+            run: At its largest.
+
+        Returns:
+            Tensors; on a CPU also what its process takes beside them and the imports.
+
+        Raises:
+            ModelError: A model that is named is not there, or of the wrong kind.
+            ConfigError: The optimiser cannot be built.
+        """
+        tally, networks = ByteTally(), self._networks_of(run)
+        networks.claim(tally)
+        passing = {name: self._passing_of(name, run) for name in STAGES}
+        stages = _stages(run, tally.now, passing, networks.vocabulary)
+        return Estimate(stages=tuple(stages), device=run.device)
+
+    def _networks_of(self, run: Run) -> Networks:
+        key = _key(run, _MODELS)
+        if key not in self._networks:
+            self._networks[key] = Networks.build(run, Blank())
+        return self._networks[key]
+
+    def _passing_of(self, stage: str, run: Run) -> Mapping[str, int]:
+        """Tensors of a stage alone at its peak: bytes by what they are of."""
+        if stage not in _PASSES:
+            return {}
+        make, settings = _PASSES[stage]
+        key = stage, _key(run, settings)
+        if key not in self._passing:
+            networks = self._networks_of(run)
+            tally = ByteTally(logits_width=networks.vocabulary)
+            networks.claim(tally)
+            lasting = tally.now
+            with tally, chunks_of(run.device):
+                make(run, networks, tally)
+            at_peak = Counter(tally.at_peak)
+            at_peak.subtract(lasting)
+            self._passing[key] = +at_peak
+        return self._passing[key]
+
+
+def estimate(run: Run) -> Estimate:
+    """Predict the memory of one run; see ``Estimator``."""
+    return Estimator()(run)
+
+
+_MODELS = ("policy", "critic_model", "reference", "rewards", "optimizer")
+_SIZES = ("prompt_tokens", "sampling.max_new_tokens", "buffer", "precision", "device", "ranks")
+_SCORING = ("policy", "critic_model", "reference", "ppo", "kl", *_SIZES)
+_PASSES: Mapping[str, tuple[Callable[[Run, Networks, ByteTally], None], tuple[str, ...]]] = {
+    "rollout": (sample, ("policy", "sampling", *_SIZES)),
+    "reward": (judge, ("rewards", *_SIZES)),
+    "scoring": (score, _SCORING),
+    "update": (update, ("optimizer", *_SCORING)),
+}
+"""What each stage does, and the settings that its memory depends on."""
+
+
+def _key(run: Run, settings: tuple[str, ...]) -> str:
+    return repr([attrgetter(name)(run) for name in settings])
+
+
+def _stages(
+    run: Run,
+    lasting: Mapping[str, int],
+    passing: Mapping[str, Mapping[str, int]],
+    vocabulary: int,
+) -> Iterator[StagePeak]:
+    """Put together what lasts and what passes, and what a CPU's process takes beside it."""
+    before = 0
+    for name, parts in passing.items():
+        # Keys and values come all at once and leave no gaps before the stage has ended.
+        own = sum(parts.values()) - parts.get("KV cache", 0)
+        extra = {}
+        if run.device == "cpu":
+            adapted = run.policy.lora is not None
+            shares = _heap_of(run, name)
+            extra = process_bytes(own, before, shares, vocabulary=vocabulary, adapted=adapted)
+        buffer = {"buffer": run.kept_bytes} if name in ("scoring", "update") else {}
+        yield StagePeak(name=name, parts={**lasting, **parts, **buffer, **extra})
+        before = max(before, sum(parts.values()))
+
+
+def _heap_of(run: Run, stage: str) -> HeapShares:
+    if run.mapped:
+        return MAPPED
+    recomputed = run.policy.gradient_checkpointing or run.critic_model.gradient_checkpointing
+    if recomputed and stage == "update":
+        return RECOMPUTED
+    return MIXED if run.policy.lora is not None or run.mixed_dtype is not None else PLAIN

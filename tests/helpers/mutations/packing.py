@@ -1,0 +1,45 @@
+"""Rows without padding, and what is computed of them."""
+
+from tests.helpers.mutations.base import fault
+
+_READING = "unit/models/test_reading.py::"
+_ALIKE = _READING + "test_packed_rows_give_the_numbers_and_gradients_of_padded_ones"
+
+MUTATIONS = (
+    fault(
+        "T17",  # sequences would see what lies before them in the row
+        "models/attention.py",
+        "if min(lengths) < max(lengths):",
+        "if False:",
+        _ALIKE,
+    ),
+    fault(
+        "T17",  # heads of the key that several heads look at, in another order
+        "models/attention.py",
+        "heads.repeat_interleave(repeats, dim=1)",
+        "heads.repeat(1, repeats, 1, 1)",
+        _READING + "test_families_that_need_the_plain_way_get_it",
+    ),
+    fault(
+        "T44",  # a product is compiled for each number of tokens
+        "models/layout.py",
+        "if multiple > 1 and",
+        "if False and",
+        _READING + "test_products_in_16_bits_come_in_round_sizes",
+    ),
+    fault(
+        "T44",
+        "functional/output_layer.py",
+        "slope = _in_multiples(slope.to(dtype), layer.multiple)",
+        "slope = _in_multiples(slope.to(dtype), layer.multiple).roll(1, 0)",
+        "unit/functional/test_output_layer.py::"
+        "test_a_number_of_rows_that_is_not_round_changes_nothing_in_16_bits",
+    ),
+    fault(
+        "T38",  # DDP waits for parameters that the first of two backward passes does not reach
+        "modules/update.py",
+        "apart and world_size() == 1",
+        "apart",
+        "unit/modules/test_update.py::test_networks_that_share_nothing_go_backward_in_turn",
+    ),
+)

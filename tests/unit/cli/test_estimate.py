@@ -1,0 +1,121 @@
+"""What ``estimate`` prints, and how it refuses."""
+
+import json
+
+import pytest
+
+from ppo_lightning.cli.main import main
+from tests.helpers.cli import changed, run_cli, tiny_config, write_config
+
+
+@pytest.fixture
+def config(tiny_llama_dir, tmp_path):
+    return tiny_config(tiny_llama_dir, tmp_path / "run")
+
+
+@pytest.fixture
+def tell(monkeypatch, tmp_path, capsys):
+    def run(config, *options):
+        path = write_config(tmp_path / "c.yaml", config)
+        code = run_cli(monkeypatch, "estimate", "--config", path, *options)
+        return code, capsys.readouterr()
+
+    return run
+
+
+def test_a_row_for_each_part_and_the_stage_of_the_peak(tell, config):
+    code, said = tell(config)
+    assert code == 0
+    lines = said.out.splitlines()
+    assert lines[0].startswith("Peak memory in MB: prompts of 4 and responses of 4 tokens")
+    assert lines[2].split() == ["load", "rollout", "reward", "scoring", "update"]
+    rows = [line[:17].strip() for line in lines[3 : lines.index("", 3)]]
+    assert rows[:4] == ["actor", "critic", "reference", "optimiser states"]
+    assert rows[-3:] == ["libraries", "heap", "total"]
+    assert "peak: " in said.out
+    assert "heap" in lines[-1]
+
+
+def test_options_of_fit_follow_and_prompts_need_not_be_read(tell, config):
+    config = changed(config, "data.init_args.prompts", "nowhere.jsonl")
+    options = ["--prompt-tokens", "7", "--model.sampling.max_new_tokens", "9", "--json"]
+    code, said = tell(config, *options)
+    found = json.loads(said.out)
+    assert code == 0
+    assert (found["prompt_tokens"], found["response_tokens"]) == (7, 9)
+    assert found["peak"]["bytes"] == max(sum(s.values()) for s in found["stages"].values())
+
+
+def test_nothing_is_written_or_loaded(tell, config, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppo_lightning.models.weights.require_finite", None)  # of loaded weights
+    assert tell(config)[0] == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fits_is_said_and_what_does_not_is_mended(tell, config):
+    assert tell(config, "--fit", "2")[1].out.splitlines()[-1].startswith("It fits 2048 MB: ")
+    # Long responses: nearly all is theirs, and shorter microbatches make room.
+    config = changed(config, "model.init_args.sampling.max_new_tokens", 100)
+    config = changed(config, "data.init_args.buffer", {"num_prompts": 64, "num_minibatches": 1})
+    whole = json.loads(tell(config, "--json")[1].out)["peak"]["bytes"]
+    code, said = tell(config, "--json", "--fit", str(0.8 * whole / 2**30))
+    found = json.loads(said.out)
+    assert code == 1
+    assert not found["fits"]
+    assert found["bytes_together"] <= found["limit"]
+    assert found["together"].keys() == {"model.init_args.ppo.microbatch_tokens"}
+    text = tell(config, "--fit", str(0.8 * whole / 2**30))[1].out
+    assert "It does not fit" in text
+    assert text.splitlines()[-1].strip().startswith("--model.ppo.microbatch_tokens ")
+
+
+def test_the_options_that_are_told_are_those_of_fit(tell, config):
+    config = changed(config, "model.init_args.sampling.max_new_tokens", 100)
+    config = changed(config, "data.init_args.buffer", {"num_prompts": 64, "num_minibatches": 1})
+    told = tell(config, "--fit", "0.001")[1].out.splitlines()
+    options = [line.split()[2:] for line in told if " MB  --" in line]
+    assert len(options) > 3
+    for option in options:
+        words = [word for word in option if not word.startswith("(")]
+        given = words[: 2 * sum(word.startswith("--") for word in words)]
+        assert tell(config, *given)[0] == 0
+
+
+def test_a_run_of_several_ranks_and_another_device(tell, config):
+    trainer = config["trainer"] | {"accelerator": "gpu", "devices": 2}
+    code, said = tell(config | {"trainer": trainer})
+    assert code == 0
+    assert "4 responses in 2 minibatches on 2 ranks, the memory of one." in said.out
+    assert "heap" not in said.out
+
+
+SFT = {
+    "class_path": "ppo_lightning.modules.SFTModule",
+    "init_args": {"policy": {"path": "x"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "said"),
+    [
+        ("model", SFT, [], "`model`: memory is estimated for a PPOModule only"),
+        ("model.init_args.policy.path", "./nowhere", [], "`./nowhere` does not exist."),
+        ("trainer.accelerator", "tpu", [], "`trainer.accelerator: tpu`: memory is estimated for"),
+        ("trainer.precision", "bf16-true", [], "`precision` must be one of 32-true"),
+        ("trainer.max_epochs", 1, ["--fit", "0"], "`--fit` must be above 0 GB, got 0."),
+        ("trainer.max_epochs", 1, ["--prompt-tokens", "0"], "`--prompt-tokens` must be at least 1"),
+        ("trainer.max_epochs", 1, ["--model.ppo.clip_rang", "1"], "clip_rang"),
+        ("model.init_args.ppo.clip_range", 7, [], "c.yaml:12: in `model.init_args.ppo`: `clip_r"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tell, config, key, value, options, said):
+    code, printed = tell(changed(config, key, value), *options)
+    assert code == 2
+    assert printed.err.startswith("ppo-lightning: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_a_config_that_is_not_there(capsys):
+    assert main(["estimate", "--config", "nowhere.yaml"]) == 2
+    assert "the config file `nowhere.yaml` does not exist." in capsys.readouterr().err

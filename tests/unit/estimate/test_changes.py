@@ -1,0 +1,99 @@
+"""The cheapest changes that make a run fit."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ppo_lightning.configs import LoraConfig, PolicyConfig, PPOConfig, ReferenceConfig
+from ppo_lightning.estimate.changes import STEPS, find_fit
+from ppo_lightning.estimate.run import RewardModel, Run
+
+RUN = Run(
+    policy=PolicyConfig(path="x"), prompt_tokens=32, rewards=(RewardModel(name="rm", path="y"),)
+)
+WHOLE = 16 * (32 + 64)  # a quarter of 64 responses
+
+
+def peak(run):
+    """1000 with nothing done; what each change takes off is easy to tell apart."""
+    tokens = run.ppo.microbatch_tokens or WHOLE
+    size = 400 * tokens / WHOLE + 600
+    size -= 300 * run.policy.gradient_checkpointing * tokens / WHOLE
+    size -= 100 * (run.reference.dtype == "bfloat16")
+    size -= 250 * (run.policy.lora is not None)
+    return SimpleNamespace(peak=SimpleNamespace(total=int(size)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "settings"),
+    [
+        (800, {"model.init_args.ppo.microbatch_tokens": str(WHOLE // 2)}),
+        (700, {"model.init_args.ppo.microbatch_tokens": str(WHOLE // 4)}),
+        (
+            520,
+            {
+                "model.init_args.ppo.microbatch_tokens": "96",
+                "model.init_args.reference.dtype": "bfloat16",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_cheap_changes_come_first_and_needless_ones_are_left_out(limit, settings):
+    found = find_fit(RUN, limit, peak)
+    merged = {k: v for change in found.together for k, v in change.settings.items()}
+    assert {k: v for k, v in merged.items() if k in settings} == settings
+    assert found.total <= limit
+    assert not any("lora" in key for key in merged)
+
+
+def test_a_dear_change_that_is_enough_makes_cheap_ones_needless():
+    def only_adapters(run):
+        small = run.ppo.microbatch_tokens is not None
+        total = 100 if run.policy.lora is not None else 1000 - 10 * small
+        return SimpleNamespace(peak=SimpleNamespace(total=total))
+
+    found = find_fit(RUN, 500, only_adapters)
+    assert [list(change.settings) for change in found.together] == [["model.init_args.policy.lora"]]
+
+
+def test_each_saving_is_that_of_the_change_alone():
+    alone = {
+        key: saved
+        for change, saved in find_fit(RUN, 800, peak).alone
+        for key in change.settings
+    }  # fmt: skip
+    assert alone["model.init_args.policy.gradient_checkpointing"] == 300
+    assert alone["model.init_args.reference.dtype"] == 100
+    assert alone["model.init_args.sampling.batch_size"] == 0
+
+
+def test_where_nothing_is_enough_that_is_said():
+    found = find_fit(RUN, 1, peak)
+    assert found.together is None
+    assert 1 < found.total < 600
+
+
+def test_what_is_done_already_is_no_change():
+    run = Run(
+        policy=PolicyConfig(path="x", lora=LoraConfig(), dtype="bfloat16"),
+        prompt_tokens=32,
+        ppo=PPOConfig(microbatch_tokens=96),
+        reference=ReferenceConfig(dtype="bfloat16"),
+        precision="bf16-mixed",
+        mapped=True,
+    )
+    offered = [change for step in STEPS if (change := step(run))]
+    keys = {key for change in offered for key in change.settings}
+    assert keys == {
+        "model.init_args.sampling.batch_size",
+        "model.init_args.policy.gradient_checkpointing",
+        "model.init_args.critic_model.gradient_checkpointing",
+        "model.init_args.critic_model.kind",
+        "model.init_args.critic_model.path",
+    }
+
+
+def test_no_change_but_for_the_run_it_names():
+    for change in filter(None, (step(RUN) for step in STEPS)):
+        assert change.run != RUN
+        assert change.price
