@@ -24,7 +24,12 @@ class TensorRecord:
     """Base of the records: moves and cuts every tensor field, and leaves other fields alone."""
 
     def to(self: _Record, device: torch.device | str, non_blocking: bool = False) -> _Record:
-        """Return the same record with every tensor on ``device``."""
+        """Return the same record with every tensor on ``device``.
+
+        The host does not wait for copies to a GPU, which come before whatever is asked of it next.
+        In the other direction it does, unless told otherwise: it could read what is not there yet.
+        """
+        non_blocking = non_blocking or torch.device(device).type == "cuda"
         moved = {
             f.name: value.to(device, non_blocking=non_blocking)
             for f in fields(self)

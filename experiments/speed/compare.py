@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.speed.sizes import SIZES
 
+ROOT = Path(__file__).resolve().parents[2]
 OURS = f"{sys.executable} {Path(__file__).with_name('ppo.py')}"
 
 VARIANTS = {
@@ -126,9 +126,7 @@ def ratios(runs: dict[Run, dict[str, Any]], given: Any) -> Iterator[str]:
 def _line(name: str, pairs: Sequence[tuple[Any, Any]], threads: int) -> str:
     whole = [seconds(peer, threads) / seconds(own, threads) for peer, own in pairs]
     token = [w * tokens(own) / tokens(peer) for w, (peer, own) in zip(whole, pairs, strict=True)]
-    return (
-        f"{name}: an iteration {_median(whole)}, a token {_median(token)}, {len(pairs)} rounds"
-    )
+    return f"{name}: an iteration {_median(whole)}, a token {_median(token)}, {len(pairs)} rounds"
 
 
 def _median(found: Sequence[float]) -> str:

@@ -30,6 +30,7 @@ import lightning.pytorch as pl
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from experiments.speed.counts import Counts
 from experiments.speed.sizes import SIZES, Size, prompts, write_models
 from ppo_lightning.configs import (
     BufferConfig,
@@ -97,15 +98,17 @@ def measure(size: Size, given: Any) -> dict[str, Any]:
     """Do work of a size; prints and returns the figures."""
     torch.set_num_threads(given.threads)
     quieten()
-    imported, clock = memory("VmRSS"), Clock()
+    imported, clock, counts = memory("VmRSS"), Clock(), Counts()
     with tempfile.TemporaryDirectory() as folder:
-        module, trainer = run(size, given, Path(folder), clock)
+        module, trainer = run(size, given, Path(folder), clock, counts)
     result = report(given, size, clock, module)
     result["rss_mib"] = {
         "after_import": round(imported),
         "peak": round(max(row["hwm"] for row in clock.iterations)),
         "peak_total": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
+    result["state_mib"] = round(counts.state_mib, 1)
+    result["computed_over_useful_tokens"] = round(counts.computed / counts.useful, 4)
     result["optimizer_steps_per_iter"] = trainer.global_step / len(clock.iterations)
     print(json.dumps(result), flush=True)
     return result

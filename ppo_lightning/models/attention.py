@@ -233,8 +233,9 @@ def _sequences(heads: Tensor, lengths: tuple[int, ...]) -> Sequence[Tensor]:
         ``[1, h, length, d]`` each, or one ``[B, h, length, d]``.
     """
     if min(lengths) < max(lengths):
-        return heads.split(lengths, dim=2)
-    return [heads[0].unflatten(1, (len(lengths), lengths[0])).transpose(0, 1)]
+        return torch.split(heads, list(lengths), dim=2)
+    count, size = heads.shape[1], heads.shape[3]
+    return [heads.view(count, len(lengths), lengths[0], size).transpose(0, 1)]
 
 
 class _Scatter(torch.autograd.Function):

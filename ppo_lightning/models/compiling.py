@@ -78,7 +78,8 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 @cache
 def _leave_attention_out() -> None:
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(attend))
+    opaque = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(ATTENTION, opaque)
 
 
 def _require_compiler(setting: str) -> None:

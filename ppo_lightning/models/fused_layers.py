@@ -98,7 +98,7 @@ class _Fused(nn.Module):
     weight: nn.Parameter
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Norm one tensor in float32 here; anything else, and to be compiled, as the family does."""
+        """Norm one tensor in float32 here; anything else, and compiled code, as the family does."""
         if len(args) == 1 and not options and not torch.compiler.is_compiling():
             (x,), weight = args, self.weight
             found = _BY_DEVICE.get(x.device.type)
@@ -108,7 +108,8 @@ class _Fused(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Name the family's class: this one cannot be imported."""
-        return _empty, (self.family,), self.__dict__
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _empty, (self.family,), *reduced[2:]
 
 
 _derived_classes: dict[type[nn.Module], type[nn.Module]] = {}

@@ -1,12 +1,12 @@
 """The records that travel through an iteration: moving, cutting, trimming."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from ppo_lightning.types import MiniBatch, Sequences
+from ppo_lightning.types import MiniBatch, Sequences, TensorRecord
 from tests.helpers.buffers import experience_of, rollout_of
 from tests.helpers.sequences import sequences_of
 
@@ -108,3 +108,23 @@ def test_every_tensor_moves_and_the_original_stays():
     assert {t.device.type for t in tensors(here)} == {"cpu"}
     assert there.num_steps == 6
     assert {t.device.type for t in tensors(rollout_of(RESPONSES).to("meta"))} == {"meta"}
+
+
+class Moved(torch.Tensor):
+    """Writes down how it is asked to move, and stays."""
+
+    asked: list = []  # noqa: RUF012
+
+    def to(self, device, non_blocking=False):
+        self.asked.append((str(device), non_blocking))
+        return self
+
+
+@pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda"), "cpu"])
+def test_only_copies_to_a_gpu_are_not_waited_for(device):
+    batch = minibatch()
+    moving = replace(batch.experience, indices=batch.experience.indices.as_subclass(Moved))
+    only = [f.name for f in fields(moving) if f.name != "indices"]
+    Moved.asked.clear()
+    TensorRecord.to(replace(moving, **dict.fromkeys(only)), device)
+    assert Moved.asked == [(str(device), "cuda" in str(device))]

@@ -7,6 +7,7 @@ without an error of its own, and turn one of its tests red.
 from tests.helpers.mutations import (
     chain,
     data,
+    devices,
     http,
     normalising,
     packing,
@@ -26,6 +27,7 @@ MUTATIONS = (
     *normalising.MUTATIONS,
     *training.MUTATIONS,
     *data.MUTATIONS,
+    *devices.MUTATIONS,
     *rewards.MUTATIONS,
     *http.MUTATIONS,
     *sft.MUTATIONS,

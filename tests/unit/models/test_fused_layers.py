@@ -211,6 +211,19 @@ def test_dtypes_are_the_familys(family_norm, of_input, of_weight):
     assert torch.equal(*found)
 
 
+def test_a_compiler_is_given_the_familys_code():
+    written = []
+
+    def backend(graph, _):
+        written.append(graph.code)
+        return graph
+
+    norm, x = fused(llama_norm()), torch.randn(3, 16)
+    found = torch.compile(norm, backend=backend, fullgraph=True)(x)
+    assert_close(found, norm(x))
+    assert "pow" in written[0]  # ours has a square
+
+
 class OtherRMSNorm(LlamaRMSNorm):
     """One that a family might have."""
 

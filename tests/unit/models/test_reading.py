@@ -183,7 +183,7 @@ def test_a_sliding_window_holds_in_packed_rows(tmp_path):
         (lambda: DeepseekV32ForCausalLM(DeepseekV32Config(**(SMALL | SPARSE))),
          Reading(fused_head=True)),
     ],
-    ids=["mamba", "gemma2", "granite", "grouped heads", "dynamic rope", "llama4", "sparse attention"],
+    ids=["mamba", "gemma2", "granite", "grouped", "dynamic rope", "llama4", "sparse attention"],
 )  # fmt: skip
 def test_families_that_need_the_plain_way_get_it(tmp_path, model, expected):
     folder = written(tmp_path, model())
