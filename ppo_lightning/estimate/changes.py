@@ -104,7 +104,7 @@ def _map_blocks(run: Run) -> Change | None:
     if run.device != "cpu" or run.mapped:
         return None
     return Change(
-        replace(run, mapped=True), {MAPPING: str(_BLOCKS)}, "somewhat slower: memory comes anew"
+        replace(run, mapped=True), {MAPPING: str(_BLOCKS)}, "much slower updates: memory comes anew"
     )
 
 
@@ -248,9 +248,9 @@ STEPS: tuple[Step, ...] = (
     _smaller_microbatches(4),
     _fewer_slots,
     _fewer_texts,
-    _map_blocks,
     _smaller_microbatches(None),
     _checkpointing,
+    _map_blocks,
     _half_reference,
     _mixed,
     _shared_critic,

@@ -147,9 +147,14 @@ def _stages(
         own = sum(parts.values()) - parts.get("KV cache", 0)
         extra = {}
         if run.device == "cpu":
-            adapted = run.policy.lora is not None
-            shares = _heap_of(run, name)
-            extra = process_bytes(own, before, shares, vocabulary=vocabulary, adapted=adapted)
+            extra = process_bytes(
+                own,
+                before,
+                _heap_of(run, name),
+                vocabulary=vocabulary,
+                adapted=run.policy.lora is not None,
+                computes=name != "load",
+            )
         buffer = {"buffer": run.kept_bytes} if name in ("scoring", "update") else {}
         yield StagePeak(name=name, parts={**lasting, **parts, **buffer, **extra})
         before = max(before, sum(parts.values()))
@@ -161,4 +166,5 @@ def _heap_of(run: Run, stage: str) -> HeapShares:
     recomputed = run.policy.gradient_checkpointing or run.critic_model.gradient_checkpointing
     if recomputed and stage == "update":
         return RECOMPUTED
-    return MIXED if run.policy.lora is not None or run.mixed_dtype is not None else PLAIN
+    mixed = run.policy.lora is not None or run.mixed_dtype is not None
+    return MIXED if mixed and stage != "reward" else PLAIN

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 LIBRARIES = 24 * 2**20
-"""What is first used after the imports, in bytes: the Trainer, a family's modules, the kernels of
-oneDNN and their buffers, the stacks of threads."""
+"""What a load first uses after the imports, in bytes: the Trainer, a family's modules."""
 
 ADAPTER_LIBRARY = 10 * 2**20
 """The same of PEFT."""
+
+KERNELS = 20 * 2**20
+"""What the first passes use: the kernels of oneDNN and their buffers, the stacks of threads."""
 
 VOCABULARY_ENTRY = 500
 """Of the tokenizers that are loaded, for each token."""
@@ -32,12 +34,12 @@ class HeapShares(NamedTuple):
     before: float
 
 
-PLAIN = HeapShares(0.4, 0.5)
-MIXED = HeapShares(0.8, 0.6)
+PLAIN = HeapShares(0.4, 0.1)
+MIXED = HeapShares(0.7, 0.6)
 """Where small tensors are kept between large ones that are not: with adapters, and in
 ``bf16-mixed``."""
 
-RECOMPUTED = HeapShares(1.5, 0.5)
+RECOMPUTED = HeapShares(0.75, 0.7)
 """Where activations are made again, and gradients are kept between them."""
 
 MAPPED = HeapShares(0.05, 0.0)
@@ -55,7 +57,13 @@ def maps_blocks(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def process_bytes(
-    passing: int, before: int, shares: HeapShares, *, vocabulary: int, adapted: bool
+    passing: int,
+    before: int,
+    shares: HeapShares,
+    *,
+    vocabulary: int,
+    adapted: bool,
+    computes: bool,
 ) -> dict[str, int]:
     """Predict what is not tensors at the peak of a stage.
 
@@ -65,6 +73,8 @@ def process_bytes(
         shares: Of the stage.
         vocabulary: Tokens that the actor knows.
         adapted: Whether it has adapters.
+        computes: Whether a pass has been made.
     """
-    libraries = LIBRARIES + VOCABULARY_ENTRY * vocabulary + adapted * ADAPTER_LIBRARY
+    libraries = LIBRARIES + VOCABULARY_ENTRY * vocabulary
+    libraries += adapted * ADAPTER_LIBRARY + computes * KERNELS
     return {"libraries": libraries, "heap": int(shares.own * passing + shares.before * before)}
