@@ -9,7 +9,9 @@ once, and a run that is there already is not made again: the script can be stopp
 Variants of this project are compared with the peer as it is. Ratios are the peer's time over ours,
 of an iteration and of a token (of prompts and responses), since lengths are random: wall time on
 two threads on a quiet machine, else processor time of one thread. Rounds of ours differ in the
-seed, so that their lengths average out; the peer has one.
+seed, so that their lengths average out; the peer has one, so that the range over rounds is not
+all of its spread. Runs are known by their names alone: after a change of the code, name another
+``--out``.
 """
 
 from __future__ import annotations
@@ -108,6 +110,12 @@ def seconds(result: dict[str, Any], threads: int) -> float:
     return float(result[key]["total"])
 
 
+def per_token(result: dict[str, Any], threads: int) -> float:
+    """Time of a token, of prompts and responses: of all iterations, as far as they are told."""
+    mean = result["response_tokens_per_iter"] / result["response_tokens_per_s"]
+    return (mean if threads > 1 else seconds(result, threads)) / tokens(result)
+
+
 def ratios(runs: dict[Run, dict[str, Any]], given: Any) -> Iterator[str]:
     """Say how many times as long the peer takes, for each size, mode and variant."""
     for size in given.sizes:
@@ -125,7 +133,7 @@ def ratios(runs: dict[Run, dict[str, Any]], given: Any) -> Iterator[str]:
 
 def _line(name: str, pairs: Sequence[tuple[Any, Any]], threads: int) -> str:
     whole = [seconds(peer, threads) / seconds(own, threads) for peer, own in pairs]
-    token = [w * tokens(own) / tokens(peer) for w, (peer, own) in zip(whole, pairs, strict=True)]
+    token = [per_token(peer, threads) / per_token(own, threads) for peer, own in pairs]
     return f"{name}: an iteration {_median(whole)}, a token {_median(token)}, {len(pairs)} rounds"
 
 

@@ -12,6 +12,8 @@ from torch import nn
 class Counts(pl.Callback):
     """Counts the tokens that networks read in updates, beside those of prompts and responses.
 
+    Right where every step trains all networks and none is left out, as in ``ppo.py``.
+
     Attributes:
         computed: Read with gradient.
         useful: The same, had each network read every token of a minibatch once.

@@ -34,7 +34,8 @@ class PPOConfig:
             pass (``in_turn``: critic, actor, critic, …; a shared trunk is then the actor's alone).
         backward: Of a step that trains both: ``in_turn`` runs forward and backward of the actor,
             then of a separate critic, so that the activations of one network exist at a time, with
-            the same gradients; ``together`` has one backward pass, as several ranks always have.
+            the same gradients; ``together`` has one backward pass, as strategies for several ranks
+            always have.
         extra_critic_epochs: Passes after those K in which the critic alone is trained.
         target_kl: Bound on KL(old‖new), nats per token; None turns the stop off.
         kl_stop_factor: The update stops above ``kl_stop_factor`` × ``target_kl``.

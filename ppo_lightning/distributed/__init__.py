@@ -10,6 +10,7 @@ from ppo_lightning.distributed.reduce import (
     is_distributed,
     max_over_ranks,
     rank,
+    shares_gradients,
     world_size,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "max_over_ranks",
     "owned_indices",
     "rank",
+    "shares_gradients",
     "world_size",
 ]

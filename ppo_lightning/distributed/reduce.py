@@ -17,6 +17,11 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def shares_gradients() -> bool:
+    """Whether a strategy may add gradients up over ranks: DDP wraps the model on one rank too."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def rank() -> int:
     """Number of this process, from 0."""
     return dist.get_rank() if is_distributed() else 0

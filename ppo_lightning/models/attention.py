@@ -118,9 +118,8 @@ def attend(
         )  # fmt: skip
     if any(options.get(name) is not None for name in _UNKNOWN) or options.get("dropout"):
         raise ValueError(f"packed rows know none of dropout, {', '.join(_UNKNOWN)}")
-    if _goes_in_turn(query, packing, sliding_window):
-        dtype, count = product_dtype(query), query.shape[1]
-        query, key, value = (_for_each_head(x.to(dtype), count) for x in (query, key, value))
+    if _goes_in_turn(query, value, packing, sliding_window):
+        query, key, value = (_as_read(x, query) for x in (query, key, value))
         seen = _InTurn.apply(query, key, value, packing.lengths, scaling)  # type: ignore[no-untyped-call]
         return seen, None
     if takes_varlen(query, value):
@@ -167,16 +166,23 @@ def _band(width: int, window: int | None, device: torch.device) -> Tensor | None
     return seen.tril().triu(1 - window)
 
 
-def _goes_in_turn(query: Tensor, packing: Packing, window: int | None) -> bool:
-    """Whether sequences are attended to one after the other: quick where calls cost little."""
+def _goes_in_turn(query: Tensor, value: Tensor, packing: Packing, window: int | None) -> bool:
+    """Whether sequences are attended to one after the other: quick where calls cost little.
+
+    What is asked here is what ``scaled_dot_product_attention`` asks before it calls the kernel.
+    """
     whole = window is None or window >= packing.width
-    return query.device.type == "cpu" and packing.tokens is None and whole
+    known = query.shape[-1] == value.shape[-1] and min(packing.lengths) > 0
+    return query.device.type == "cpu" and packing.tokens is None and whole and known
 
 
-def _for_each_head(heads: Tensor, count: int) -> Tensor:
-    """Repeat the heads that several heads of the query look at. ``[1, count, T, d]``."""
-    repeats = count // heads.shape[1]
-    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
+def _as_read(heads: Tensor, query: Tensor) -> Tensor:
+    """Return what the kernel reads: as many heads as the query has. ``[1, heads, T, d]``."""
+    heads = heads.to(product_dtype(query))
+    repeats = query.shape[1] // heads.shape[1]
+    if repeats > 1:
+        heads = heads.repeat_interleave(repeats, dim=1)
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 class _InTurn(torch.autograd.Function):

@@ -134,10 +134,13 @@ class _Packed:
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
         if multiple > 1 and (missing := -int(kept.sum()) % multiple):
-            filler = torch.arange(self._width, device=real.device)[None] < missing
+            count = -(-missing // self._width)
+            cells = torch.arange(count * self._width, device=real.device)
+            filler = (cells < missing).view(count, self._width)
+            rows = torch.arange(len(real), len(real) + count, device=real.device)
             real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
-            ids = torch.cat([ids, torch.zeros_like(ids[:1])])
-            self._leaders = torch.cat([self._leaders, self._leaders.new_tensor([len(ids) - 1])])
+            ids = torch.cat([ids, ids.new_zeros(count, self._width)])
+            self._leaders = torch.cat([self._leaders, rows])
         self._numbers = kept.flatten().cumsum(0) - 1
         taken, positions = kept.flatten().nonzero()[:, 0], position_ids(real)
         packing = Packing.of(real.sum(1)) if own.all() else self._shared(real, kept, positions)

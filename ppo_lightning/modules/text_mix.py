@@ -21,7 +21,7 @@ from ppo_lightning.data import (
     shuffled_order,
     token_rows,
 )
-from ppo_lightning.distributed import max_over_ranks, rank, world_size
+from ppo_lightning.distributed import max_over_ranks, rank, shares_gradients, world_size
 from ppo_lightning.errors import ConfigError, DataError
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.update import Objective, touch
@@ -116,7 +116,7 @@ class TextMix:
             own = self.config.coef * part * world_size() / count
             # Ranks add up all parameters at each backward, whichever they are of.
             everything = [*parameters["actor"], *parameters["critic"]]
-            backward(own + touch(everything) if world_size() > 1 else own)
+            backward(own + touch(everything) if shares_gradients() else own)
             loss, nll = loss + own.detach(), nll + part.detach()
         sums = terms.sums.clone()
         sums[SUMS.index("ptx_loss")] += nll

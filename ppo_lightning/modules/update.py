@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import KLConfig, PPOConfig
-from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, world_size
+from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, shares_gradients, world_size
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.objective import SUMS, Coefficients, Counts, Terms, microbatch_terms
 from ppo_lightning.modules.passes import Part
@@ -43,11 +43,12 @@ class Objective:
     def parts(self, part: Part) -> tuple[Part, ...]:
         """Say what gets a forward and backward pass of its own in a step that trains ``part``.
 
-        Networks that share nothing need not keep their activations at the same time. Ranks that
-        share gradients expect one backward pass (DDP counts the parameters that it has reached).
+        Networks that share nothing need not keep their activations at the same time. Where ranks
+        share gradients, even one alone, DDP expects a backward pass to reach all parameters.
         """
         apart = self.ppo.backward == "in_turn" and self.networks.critic is not None
-        return ("actor", "critic") if part == "both" and apart and world_size() == 1 else (part,)
+        whole = part != "both" or not apart or shares_gradients()
+        return (part,) if whole else ("actor", "critic")
 
     def microbatch(
         self, batch: Experience, coefficients: Coefficients, counts: Counts, part: Part = "both"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import GroupConfig, KLConfig
-from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, world_size
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, shares_gradients
 from ppo_lightning.modules.controls import Controls
 from ppo_lightning.modules.decision import Limits, StepReport, report_of
 from ppo_lightning.modules.guards import SelfCheck
@@ -154,7 +154,7 @@ class Updater:
             self.coefficients(),
             backward=backward,
             part=part,
-            idle=parameters[idle] if idle and world_size() > 1 else (),
+            idle=parameters[idle] if idle and shares_gradients() else (),
         )
         if self.text_mix is not None and part != "critic":
             terms = self.text_mix.add(terms, self.objective, batch, parameters, backward)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,13 +58,16 @@ def mlflow(folder: Path) -> Series:
     return series
 
 
+WANDB_FILES = "wandb/wandb/offline-run-*/*.wandb"
+
+
 def wandb(folder: Path) -> Series:
     import json
 
     from wandb.proto.wandb_internal_pb2 import Record
 
     series = defaultdict(list)
-    for file in sorted(folder.glob("wandb/wandb/offline-run-*/*.wandb")):
+    for file in sorted(folder.glob(WANDB_FILES)):
         for data in wandb_records(file.read_bytes()):
             record = Record()
             record.ParseFromString(data)
@@ -74,6 +78,14 @@ def wandb(folder: Path) -> Series:
                 if step is not None and name[0] != "_":
                     series[name].append((step, value))
     return series
+
+
+def wandb_is_whole(data: bytes) -> bool:
+    """Whether the record of the end is there."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    records = [Record.FromString(found) for found in wandb_records(data)]
+    return bool(records) and records[-1].WhichOneof("record_type") == "exit"
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -117,12 +129,20 @@ def config_of(kind: str, model_dir: Path, folder: Path) -> dict:
     return changed(tiny_config(model_dir, folder / "run"), "trainer.logger", logger)
 
 
-def finish(kind: str) -> None:
-    """W&B writes the rest of its file when the run is finished, which Lightning leaves to it."""
+def finish(kind: str, folder: Path) -> None:
+    """W&B writes the rest of its file when the run is finished, which Lightning leaves to it.
+
+    A process of its own does so, which on a busy machine comes after `finish` has returned.
+    """
     if kind == "wandb":
         import wandb
 
         wandb.finish()
+        files = folder.glob(WANDB_FILES)
+        waits = 600
+        while waits and not all(wandb_is_whole(file.read_bytes()) for file in files):
+            time.sleep(0.1)
+            waits, files = waits - 1, folder.glob(WANDB_FILES)
 
 
 def fit(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str, config: dict, *arguments) -> None:
@@ -132,7 +152,7 @@ def fit(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str, config: dict, 
     try:
         assert run_cli(monkeypatch, "fit", "--config", path, *arguments) == 0
     finally:
-        finish(kind)
+        finish(kind, folder)
 
 
 def measured(folder: Path) -> dict[int, dict[str, float]]:

@@ -1,6 +1,7 @@
 """The speed experiments do what they say, on the smallest work; nothing is timed here."""
 
 import json
+import logging
 import math
 import sys
 from dataclasses import replace
@@ -15,8 +16,20 @@ import json, sys
 print("noise")
 seconds = 6.0 if "--precision" not in sys.argv else 1.5
 print(json.dumps({"size": "M", "rollout": 32, "response_tokens_per_iter": 100,
+                  "response_tokens_per_s": 100 / seconds,
                   "s_per_iter": {"total": seconds}, "cpu_s_per_iter": {"total": 2 * seconds}}))
 """
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were():
+    """The scripts silence them for their whole process."""
+    names = ("lightning.pytorch", "lightning.fabric", "ppo_lightning")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_one_iteration_of_the_smallest_size(capsys):

@@ -39,9 +39,10 @@ class NativeEngine(BatchedEngine):
 
     Args:
         dtype: Sample in it, from a copy of the weights that is made for each rollout where they are
-            of another; the trainer's own log-probabilities are the old ones in any case. None
-            computes as the trainer does (``trainer.precision``), but for autocast on a CPU, which
-            makes single tokens slower there: that samples in the dtype of the weights.
+            of another, and takes their room in it; the trainer's own log-probabilities are the old
+            ones in any case. None computes as the trainer does (``trainer.precision``), but for
+            autocast on a CPU, which makes single tokens slower there: that samples in the dtype of
+            the weights.
         cuda_graphs: On a GPU, replay the steps of slots as CUDA graphs. Models whose steps cannot
             be recorded, or that hooks take part in (sharding, offloading), are run step by step in
             any case.
@@ -69,7 +70,7 @@ class NativeEngine(BatchedEngine):
         greedy: bool = False,
     ) -> Rollout:
         if self.dtype is not None and self.dtype != base_causal_lm(model).dtype:
-            model = copy.deepcopy(base_causal_lm(model)).to(self.dtype)
+            model = _copy_in(self.dtype, base_causal_lm(model))
         base = base_causal_lm(model)
         width = prompts.prompt_ids.shape[1] + sampling.max_new_tokens
         if len(prompts) == 0 or not reading_of(base).takes_slots(width):
@@ -131,6 +132,16 @@ class NativeEngine(BatchedEngine):
                 break
             step_ids, start = ids[:, None], end
         return out
+
+
+def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
+    """Copy a model with its weights in another dtype; buffers (rotary frequencies) stay exact."""
+    weights = {
+        id(weight): nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+        for weight in model.parameters()
+        if weight.is_floating_point()
+    }
+    return copy.deepcopy(model, weights)
 
 
 def _record(

@@ -96,4 +96,7 @@ def test_filler_makes_the_number_round_and_is_seen_by_nobody(shared):
     assert torch.equal(layout.inputs.input_ids[:, :count], plain.inputs.input_ids)
     assert torch.equal(layout.places, plain.places)
     assert layout.inputs.packing.lengths == (*plain.inputs.packing.lengths, -count % 5)
+    narrow = TokenLayout.of(batch, packed=True, multiple=100)
+    assert narrow.inputs.input_ids.shape[1] == 100
+    assert torch.equal(narrow.places, plain.places)
     assert TokenLayout.of(batch, packed=True, multiple=1).inputs.input_ids.shape[1] == count

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     DeepseekV32Config,
     DeepseekV32ForCausalLM,
     Gemma2Config,
@@ -71,6 +73,7 @@ SPARSE = {
     "v_head_dim": 8,
 }
 
+LATENT = {k: v for k, v in SPARSE.items() if not k.startswith("index")} | {"v_head_dim": 12}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -180,10 +183,13 @@ def test_a_sliding_window_holds_in_packed_rows(tmp_path):
         (lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=DYNAMIC)),
          Reading(packed=True, fused_head=True)),
         (lambda: Llama4ForCausalLM(Llama4TextConfig(**SMALL, **EXPERTS)), Reading(fused_head=True)),
+        (lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**(SMALL | LATENT))),
+         Reading(packed=True, slots=True, fused_head=True)),
         (lambda: DeepseekV32ForCausalLM(DeepseekV32Config(**(SMALL | SPARSE))),
          Reading(fused_head=True)),
     ],
-    ids=["mamba", "gemma2", "granite", "grouped", "dynamic rope", "llama4", "sparse attention"],
+    ids=["mamba", "gemma2", "granite", "grouped", "dynamic rope", "llama4", "latent",
+         "sparse attention"],
 )  # fmt: skip
 def test_families_that_need_the_plain_way_get_it(tmp_path, model, expected):
     folder = written(tmp_path, model())

@@ -210,7 +210,7 @@ def test_networks_that_share_nothing_go_backward_in_turn(tiny_llama_dir, monkeyp
     assert_close(found.loss, expected.loss)
     actor, everything = len(list(networks.actor_parameters())), len(gradients_expected)
     assert reached == ([actor, everything] if kind == "separate" else [everything])
-    monkeypatch.setattr(update, "world_size", lambda: 2)
+    monkeypatch.setattr(update, "shares_gradients", lambda: True)
     assert measured("in_turn")[0] == [everything]
 
 

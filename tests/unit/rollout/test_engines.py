@@ -14,6 +14,7 @@ from ppo_lightning.rollout import (
     NativeEngine,
     StopRules,
 )
+from ppo_lightning.rollout.engines import native
 from ppo_lightning.rollout.engines.draw import draw_tokens
 from tests.helpers.scripted import Letters, ScriptedLM, prompt_batch
 
@@ -34,6 +35,22 @@ def generate(engine, folder, *, prompts, greedy=False, stops=None, **sampling):
     return model, engine.generate(
         model, prompts, sampling=config, stops=rules, policy_version=0, greedy=greedy
     )
+
+
+def test_a_sampler_of_its_own_dtype_says_what_the_trainer_says_at_far_positions(tiny_llama_dir):
+    """Rotary frequencies in 16 bits would turn far positions elsewhere."""
+    prompts = prompt_batch([[5, 9, 11] * 40, [12, 7, 30] * 20])
+    found = [
+        generate(NativeEngine(dtype=dtype), tiny_llama_dir, prompts=prompts, max_new_tokens=4)
+        for dtype in (None, "bfloat16")
+    ]
+    (model, exact), (copied, coarse) = found
+    assert copied.dtype == torch.float32  # the policy stays what it was
+    assert not torch.equal(exact.sampler_logprobs[:, 0], coarse.sampler_logprobs[:, 0])
+    copy = native._copy_in(torch.bfloat16, model)
+    assert {weight.dtype for weight in copy.parameters()} == {torch.bfloat16}
+    assert torch.equal(copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert copy.dtype == torch.bfloat16
 
 
 def test_t13_no_end_token_is_written_over_the_last_sampled_one():
