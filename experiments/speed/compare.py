@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiments.speed import rows
 from experiments.speed.sizes import SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,14 +76,6 @@ def planned(given: Any) -> Iterator[Run]:
             for number in range(given.rounds):
                 for who in ("peer", *given.variants):
                     yield Run(who, size, mode, number, given.threads)
-
-
-def done(out: Path) -> dict[Run, dict[str, Any]]:
-    """Read what earlier calls have left."""
-    if not out.exists():
-        return {}
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    return {Run(**row["run"]): row["result"] for row in rows}
 
 
 def make(run: Run, peer: str) -> dict[str, Any]:
@@ -150,15 +143,7 @@ def tokens(result: dict[str, Any]) -> float:
 def main() -> None:
     """Make the runs that are missing, and print the ratios."""
     given = parser().parse_args()
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    known = done(given.out)
-    for run in planned(given):
-        if run in known:
-            continue
-        known[run] = make(run, given.peer)
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": vars(run), "result": known[run]}) + "\n")
-        print(run, f"{seconds(known[run], run.threads):.3f} s", flush=True)
+    known = rows.complete(given.out, Run, planned(given), lambda run: make(run, given.peer))
     print("\n".join(ratios(known, given)))
 
 
