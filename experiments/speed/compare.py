@@ -24,13 +24,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.speed import rows
+from experiments.speed.rows import Run
 from experiments.speed.sizes import SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,25 +48,6 @@ VARIANTS = {
 
 ITERATIONS = {"S": 4, "M": 4, "L": 3}
 """The first is a warm-up."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One process.
-
-    Args:
-        who: ``peer``, or a variant of this project.
-        size: See ``sizes.py``.
-        mode: Likewise.
-        round: Number of the repetition.
-        threads: Of the process.
-    """
-
-    who: str
-    size: str
-    mode: str
-    round: int
-    threads: int
 
 
 def planned(given: Any) -> Iterator[Run]:

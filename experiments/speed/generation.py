@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from experiments.speed import ppo, rows
+from experiments.speed.rows import Run
 from experiments.speed.sizes import EOS, PAD, SIZES, Size, prompts, word_tokenizer, write_models
 from ppo_lightning.configs import PolicyConfig, SamplingConfig
 from ppo_lightning.data import PromptSet, as_source, make_prompt_batch
@@ -50,33 +51,14 @@ ROOT = Path(__file__).resolve().parents[2]
 OTHERS = ("plain", "scores")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call.
-
-    Args:
-        who: ``native``, ``plain`` or ``scores``.
-        size: See ``sizes.py``.
-        mode: Likewise.
-        round: Number of the repetition.
-        threads: Of the process.
-    """
-
-    who: str
-    size: str
-    mode: str
-    round: int
-    threads: int
-
-
-def planned(given: Any) -> Iterator[Call]:
+def planned(given: Any) -> Iterator[Run]:
     """All calls; those of a round follow each other, and every other round backwards."""
     for size in given.sizes:
         for mode in given.modes:
             for number in range(given.rounds):
                 order = ("native", *OTHERS)
                 for who in order if number % 2 == 0 else reversed(order):
-                    yield Call(who, size, mode, number, given.threads)
+                    yield Run(who, size, mode, number, given.threads)
 
 
 class Bench:
@@ -86,7 +68,7 @@ class Bench:
         self._of: tuple[str, str] | None = None
         self._samplers: dict[str, Callable[[int], Tensor]] = {}
 
-    def measure(self, call: Call) -> dict[str, Any]:
+    def measure(self, call: Run) -> dict[str, Any]:
         """Make one call; returns its times and the number of response tokens."""
         if self._of != (call.size, call.mode):
             self._of = call.size, call.mode
@@ -176,7 +158,7 @@ def per_token(result: Mapping[str, Any], threads: int) -> float:
     return float(result["wall_seconds" if threads > 1 else "cpu_seconds"]) / result["tokens"]
 
 
-def ratios(results: Mapping[Call, Mapping[str, Any]], given: Any) -> Iterator[str]:
+def ratios(results: Mapping[Run, Mapping[str, Any]], given: Any) -> Iterator[str]:
     """Say how many times as long the others take per token, for each size and mode."""
     for size in given.sizes:
         for mode in given.modes:
@@ -184,7 +166,7 @@ def ratios(results: Mapping[Call, Mapping[str, Any]], given: Any) -> Iterator[st
                 found, own = [], []
                 for number in range(given.rounds):
                     pair = [
-                        Call(name, size, mode, number, given.threads) for name in (who, "native")
+                        Run(name, size, mode, number, given.threads) for name in (who, "native")
                     ]
                     if all(call in results for call in pair):
                         other, ours = (per_token(results[call], given.threads) for call in pair)
@@ -204,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(given.threads)
     ppo.quieten()
     bench = Bench()
-    results = rows.complete(given.out, Call, planned(given), bench.measure)
+    results = rows.complete(given.out, Run, planned(given), bench.measure)
     print("\n".join(ratios(results, given)))
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +32,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from experiments.speed.ppo import memory, reset_peak
+from experiments.speed.ppo import memory, quieten, reset_peak
 from experiments.speed.sizes import (
     BOS,
     EOS,
@@ -166,9 +164,7 @@ def compared(model: str, variant: str, folder: Path) -> dict[str, Any]:
 def measure(model: str, variant: str, folder: Path) -> None:
     """Train for two optimiser steps and print the peak of each stage, MiB above the imports."""
     torch.set_num_threads(2)
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "ppo_lightning", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quieten()
     stages = Stages(memory("VmRSS"))
     module, data = build(model, variant, folder)
     trainer = pl.Trainer(

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement of one of those that are compared.
+
+    Args:
+        who: Whose.
+        size: See ``sizes.py``.
+        mode: Likewise.
+        round: Number of the repetition.
+        threads: Of the process.
+    """
+
+    who: str
+    size: str
+    mode: str
+    round: int
+    threads: int
 
 
 def known(file: Path, kind: Callable[..., R]) -> dict[R, dict[str, Any]]:
