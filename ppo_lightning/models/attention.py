@@ -8,8 +8,9 @@ It is registered with transformers under a name of its own and does what ``sdpa`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -201,13 +202,15 @@ class _InTurn(torch.autograd.Function):
         lengths: tuple[int, ...],
         scale: float | None,
     ) -> Tensor:
-        seen = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-        parts = [_sequences(x, lengths) for x in (query, key, value, seen.transpose(1, 2))]
         sums = []
-        for *inputs, output in zip(*parts, strict=True):
+
+        def attended(*inputs: Tensor) -> tuple[Tensor]:
             found, log_sum = _flash(*inputs, 0.0, True, scale=scale)
-            output.copy_(found)
             sums.append(log_sum)
+            return (found,)
+
+        parts = zip(*(_sequences(x, lengths) for x in (query, key, value)), strict=True)
+        (seen,) = _laid_out(starmap(attended, parts), (query,), lengths)
         ctx.save_for_backward(query, key, value, seen, *sums)
         ctx.settings = lengths, scale
         return seen
@@ -219,13 +222,12 @@ class _InTurn(torch.autograd.Function):
         exact = accumulation_dtype(query)
         known = (grads[0].transpose(1, 2), query, key, value, seen.transpose(1, 2))
         inputs = [_sequences(x.to(exact), lengths) for x in known]
-        wanted = [torch.empty_like(x) for x in (query, key, value)]
-        outputs = [_sequences(x, lengths) for x in wanted]
-        for log_sum, *parts in zip(sums, *inputs, *outputs, strict=True):
-            found = _flash_backward(*parts[:5], log_sum, 0.0, True, scale=scale)
-            for part, gradient in zip(parts[5:], found, strict=True):
-                part.copy_(gradient)
-        return *wanted, None, None
+        results = (
+            _flash_backward(*parts, log_sum, 0.0, True, scale=scale)
+            for log_sum, *parts in zip(sums, *inputs, strict=True)
+        )
+        wanted = _laid_out(results, (query, key, value), lengths)
+        return *(x.transpose(1, 2) for x in wanted), None, None
 
 
 def _sequences(heads: Tensor, lengths: tuple[int, ...]) -> Sequence[Tensor]:
@@ -242,6 +244,34 @@ def _sequences(heads: Tensor, lengths: tuple[int, ...]) -> Sequence[Tensor]:
         return torch.split(heads, list(lengths), dim=2)
     count, size = heads.shape[1], heads.shape[3]
     return [heads.view(count, len(lengths), lengths[0], size).transpose(0, 1)]
+
+
+def _laid_out(
+    results: Iterable[Sequence[Tensor]], like: Sequence[Tensor], lengths: tuple[int, ...]
+) -> list[Tensor]:
+    """Undo ``_sequences`` on what is computed of each, heads behind tokens, as it lies already.
+
+    Where there is something to copy, that is done as soon as it is there, while it is in the cache.
+
+    Args:
+        results: Of the sequences in turn, or of all at once: ``[1, h, length, d]`` or
+            ``[B, h, length, d]`` for each of ``like``.
+        like: Whose dtype is wanted. ``[1, h, T, d]`` each.
+        lengths: Tokens of each sequence.
+
+    Returns:
+        ``[1, T, h, d]`` for each of ``like``.
+    """
+    if min(lengths) == max(lengths):
+        (found,) = results
+        rows = (x.transpose(1, 2).flatten(0, 1)[None] for x in found)
+        return [x.to(given.dtype) for x, given in zip(rows, like, strict=True)]
+    whole = [x.new_empty(x.transpose(1, 2).shape) for x in like]
+    places = [_sequences(x.transpose(1, 2), lengths) for x in whole]
+    for found, *parts in zip(results, *places, strict=True):
+        for part, x in zip(parts, found, strict=True):
+            part.copy_(x)
+    return whole
 
 
 class _Scatter(torch.autograd.Function):
