@@ -100,6 +100,42 @@ class PromptBatch(TensorRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrunkStates(TensorRecord):
+    """What the frozen blocks of the policy make of the tokens of some sequences.
+
+    Args:
+        states: That leave the last of those blocks, of all tokens of a buffer; cutting sequences
+            leaves them whole. ``[T, H]``.
+        places: Row of ``states`` for each token that is read; any row at padding. ``[B, P + R]``
+            long.
+    """
+
+    states: Tensor
+    places: Tensor
+
+    def select(self, rows: Tensor) -> TrunkStates:
+        """Return those of some sequences, in the order given. ``[N]`` long."""
+        return replace(self, places=self.places[rows.to(self.places.device)])
+
+    def between(self, first: int, last: int) -> TrunkStates:
+        """Return those of some columns of the sequences, the last one not among them."""
+        return replace(self, places=self.places[:, first:last])
+
+    def at(self, cells: Tensor) -> Tensor:
+        """Return the states of some tokens.
+
+        Args:
+            cells: Places in the ``[B, P + R]`` of the sequences, read row by row; what lies behind
+                them stands for any token. ``[...]`` long.
+
+        Returns:
+            ``[..., H]``.
+        """
+        rows = self.places.flatten()
+        return self.states[rows[cells.clamp_max(len(rows) - 1)]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sequences(TensorRecord):
     """Prompts and responses as token ids: what every forward pass reads.
 
@@ -109,12 +145,14 @@ class Sequences(TensorRecord):
         response_ids: Right-padded. ``[B, R]`` long.
         response_mask: True on the policy's own tokens, EOS included. ``[B, R]`` bool. A row may
             have holes (tokens of a tool or another speaker): they are read, not scored.
+        trunk: What the policy's frozen blocks make of all of it, where that is kept.
     """
 
     prompt_ids: Tensor
     prompt_mask: Tensor
     response_ids: Tensor
     response_mask: Tensor
+    trunk: TrunkStates | None = None
 
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]
@@ -151,6 +189,7 @@ class Sequences(TensorRecord):
             prompt_mask=self.prompt_mask[:, start:],
             response_ids=self.response_ids[:, :response],
             response_mask=self.response_mask[:, :response],
+            trunk=self.trunk and self.trunk.between(start, start + prompt + response),
         )
 
 

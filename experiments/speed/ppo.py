@@ -34,6 +34,7 @@ from experiments.speed.counts import Counts
 from experiments.speed.sizes import SIZES, Size, prompts, write_models
 from ppo_lightning.configs import (
     BufferConfig,
+    Checkpointing,
     CriticConfig,
     GroupConfig,
     GuardConfig,
@@ -49,6 +50,10 @@ from ppo_lightning.rollout import NativeEngine, RolloutDataModule
 
 STAGES = {"rollout": "gen", "reward": "fwd", "scoring": "fwd", "update": "update"}
 """Of the product, by the names of the JSON line."""
+
+
+RECOMPUTED: dict[str, Checkpointing] = {"nothing": False, "gates": "gates", "blocks": True}
+"""Settings of ``gradient_checkpointing``."""
 
 
 class Clock(pl.Callback):
@@ -166,7 +171,8 @@ def run(
 def build_module(size: Size, given: Any, folder: Path) -> PPOModule:
     """Make the module of the work: the settings of the peer's script."""
     reward = SequenceClassifierReward(str(folder / "reward"), batch_size=size.rollout)
-    separate = CriticConfig(path=str(folder / "critic"))
+    recomputed = RECOMPUTED[given.recompute]
+    separate = CriticConfig(path=str(folder / "critic"), gradient_checkpointing=recomputed)
     return PPOModule(
         PolicyConfig(
             path=str(folder / "policy"),
@@ -174,6 +180,7 @@ def build_module(size: Size, given: Any, folder: Path) -> PPOModule:
             if given.lora
             else None,
             padding_free=not given.padded,
+            gradient_checkpointing=recomputed,
         ),
         [RewardTerm(name="score", component=reward)],
         critic_model=CriticConfig(kind="shared") if given.shared else separate,
@@ -212,6 +219,7 @@ def report(given: Any, size: Size, clock: Clock, module: PPOModule) -> dict[str,
         "shared": given.shared,
         "lora": given.lora,
         "padded": given.padded,
+        "recompute": given.recompute,
         "microbatch_tokens": given.microbatch_tokens,
         "sampler_dtype": given.sampler_dtype,
         "iters_counted": len(used),
@@ -255,6 +263,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shared", action="store_true", help="a value head on the policy's trunk")
     made.add_argument("--lora", action="store_true", help="adapters in place of all weights")
     made.add_argument("--padded", action="store_true", help="compute padding: the plain path")
+    made.add_argument("--recompute", choices=list(RECOMPUTED), default="nothing")
     made.add_argument("--microbatch-tokens", type=int, default=None)
     made.add_argument("--sampler-dtype", default=None, help="of a copy that samples")
     made.add_argument("--seed", type=int, default=0)

@@ -34,6 +34,7 @@ class DumpBuffers(pl.Callback):
             num_minibatches=loader.num_minibatches,
             num_epochs=loader.num_epochs,
             seed=loader.seed,
+            response_mask=collected.rollout.response_mask,
         )
         name = f"iteration_{experience.iteration:04d}.rank{rank()}.pt"
         save_buffer(dumped, run_folder(trainer) / "buffers" / name)

@@ -150,7 +150,8 @@ def _from_checkpoint(given: argparse.Namespace) -> tuple[list[_Speaker], _Manner
     actor = load_actor(models).to(_device(given))
     speakers = [_Speaker("policy", nullcontext(actor), tokenizer, models.policy)]
     if given.reference == "":
-        reference = ReferencePolicy.build(models.reference, models.policy, actor)
+        settings = replace(models.reference, device="auto")
+        reference = ReferencePolicy.build(settings, models.policy, actor)
         model = reference.to(_device(given)).causal_lm()
         speakers.append(_Speaker("reference", model, tokenizer, models.policy))
     return speakers, _Manner(models.sampling, models.chat, models.system_prompt)

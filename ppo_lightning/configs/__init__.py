@@ -5,10 +5,12 @@ from ppo_lightning.configs.guards import GuardConfig
 from ppo_lightning.configs.inline import InlineRecord
 from ppo_lightning.configs.kl import KLConfig, KLEstimatorName
 from ppo_lightning.configs.models import (
+    Checkpointing,
     CriticConfig,
     DType,
     LoraConfig,
     PolicyConfig,
+    Quantization,
     ReferenceConfig,
 )
 from ppo_lightning.configs.optim import GroupConfig, OptimizerConfig
@@ -22,6 +24,7 @@ from ppo_lightning.configs.validation import ValidationConfig
 __all__ = [
     "BackboneConfig",
     "BufferConfig",
+    "Checkpointing",
     "Constraint",
     "CriticConfig",
     "DType",
@@ -36,6 +39,7 @@ __all__ = [
     "PTXConfig",
     "PolicyConfig",
     "PreferenceConfig",
+    "Quantization",
     "ReadingConfig",
     "ReferenceConfig",
     "RewardProcessing",

@@ -78,5 +78,5 @@ def _choices(hint: Any) -> tuple[Any, ...]:
         return get_args(hint)
     if get_origin(hint) not in (Union, types.UnionType):
         return (None,) if hint is type(None) else ()
-    parts = [_choices(part) for part in get_args(hint)]
+    parts = [(True, False) if part is bool else _choices(part) for part in get_args(hint)]
     return tuple(choice for part in parts for choice in part) if all(parts) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,8 @@ from ppo_lightning.configs.checks import (
 )
 
 DType = Literal["float32", "bfloat16", "float16", "float64"]
+Quantization = Literal["int8", "nf4"]
+Checkpointing = bool | Literal["gates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,18 @@ class PolicyConfig:
             usual kind (found out when the model is loaded); false leaves them to the family's own
             code, which is slower and the same up to rounding.
         lora: Train adapters instead of the weights.
-        gradient_checkpointing: Recompute activations in the backward pass.
+        quantization: Keep the frozen linear layers under adapters in eight bits (``int8``) or four
+            (``nf4``, QLoRA; needs the package ``bitsandbytes``). They are computed in the dtype of
+            what they read, and exports are merged into the weights as they were.
+        cache_frozen_trunk: Where nothing trains the first blocks (``lora.layers``), run them once
+            over a buffer and keep what they make of it, a hidden state a token: all passes of the
+            update begin there, and so does a reference that is the actor with its adapter off
+            (whether a family can begin there is found out when the model is loaded); false runs
+            these blocks each time, which is slower and the same up to rounding.
+        gradient_checkpointing: Recompute activations in the backward pass: all of a block, or with
+            ``gates`` what a feed-forward layer makes of its gate alone, where that is
+            ``silu(gate) * up``; most of these activations are its, and an update takes a few
+            percent longer.
         compile: Compile the parts of each block with ``torch.compile``, when they are first called;
             needs a C++ compiler, on a GPU Triton too. Sampling runs the plain code.
         trust_remote_code: Run code that a model folder carries.
@@ -70,13 +84,35 @@ class PolicyConfig:
     padding_free: bool = True
     fused_layers: bool = True
     lora: LoraConfig | None = None
-    gradient_checkpointing: bool = False
+    quantization: Quantization | None = None
+    cache_frozen_trunk: bool = True
+    gradient_checkpointing: Checkpointing = False
     compile: bool = False
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_fields(self)
         require(bool(self.path), "`path` must name a model folder, a hub model or `package:NAME`.")
+        require(
+            self.quantization is None or self.lora is not None,
+            f"`quantization: {self.quantization}` is for frozen weights: set `lora`, which trains "
+            "adapters on them, or leave it out.",
+        )
+        require(
+            self.quantization is None or not self.compile,
+            f"`compile` does not go with `quantization: {self.quantization}`: leave one of them "
+            "out.",
+        )
+        require_plain_gates(self.gradient_checkpointing, self.compile)
+
+
+def require_plain_gates(checkpointing: Checkpointing, compiled: bool) -> None:
+    """Refuse what would be done in compiled code by the family's way."""
+    require(
+        checkpointing != "gates" or not compiled,
+        "`gradient_checkpointing: gates` and `compile: true` exclude each other: a compiler "
+        "chooses what it recomputes.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +126,7 @@ class CriticConfig:
         head_init: A new head starts at ``zero`` or normal with deviation 1/sqrt(hidden + 1).
         trunk_grad_scale: Of a shared critic: factor on the gradient into the trunk.
         dtype: Of a separate critic's weights, float32 or float64; None takes the actor's.
-        gradient_checkpointing: Recompute a separate critic's activations in the backward pass.
+        gradient_checkpointing: Recompute a separate critic's activations, as of the policy.
         compile: Compile the parts of each block of a separate critic, as of the policy.
     """
 
@@ -99,12 +135,13 @@ class CriticConfig:
     head_init: Literal["zero", "normal"] = "zero"
     trunk_grad_scale: float = 1.0
     dtype: DType | None = None
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Checkpointing = False
     compile: bool = False
 
     def __post_init__(self) -> None:
         require_fields(self)
         require_within("trunk_grad_scale", self.trunk_grad_scale, 0, 1)
+        require_plain_gates(self.gradient_checkpointing, self.compile)
         require(
             self.kind == "separate" or self.path is None,
             "`path` belongs to a separate critic; a shared one is a head on the actor's trunk.",
@@ -117,12 +154,22 @@ class ReferenceConfig:
 
     Args:
         path: None takes the actor's starting weights: with adapters the actor with its adapter
-            switched off, otherwise a second copy.
+            switched off, otherwise a second copy, as where one of the others is set.
         dtype: Of a second copy; None takes the actor's.
+        quantization: Of a second copy's linear layers: ``int8`` or ``nf4``, as of the policy; None
+            leaves them.
+        device: Of a second copy: ``auto`` is the run's own; or ``cpu``, which is slower and takes
+            nothing of a GPU, or ``cuda:1``.
     """
 
     path: str | None = None
     dtype: DType | None = None
+    quantization: Quantization | None = None
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         require_fields(self)
+        require(
+            self.device == "auto" or re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
+            f"`device` must be auto, cpu, cuda or cuda:NUMBER, got {self.device!r}.",
+        )

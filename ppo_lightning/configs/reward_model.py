@@ -27,7 +27,10 @@ class BackboneConfig(PolicyConfig):
             usual kind (found out when the model is loaded); false leaves them to the family's own
             code, which is slower and the same up to rounding.
         lora: Train adapters and the head instead of all weights.
-        gradient_checkpointing: Recompute activations in the backward pass.
+        quantization: Of a policy.
+        cache_frozen_trunk: Of a policy.
+        gradient_checkpointing: Recompute activations in the backward pass: all of a block, or with
+            ``gates`` what a feed-forward layer makes of its gate alone.
         compile: Compile the parts of each block with ``torch.compile``, when they are first called;
             needs a C++ compiler, on a GPU Triton too.
         trust_remote_code: Run code that a model folder carries.
@@ -44,6 +47,11 @@ class BackboneConfig(PolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("trainable_layers", self.trainable_layers, 0)
+        require(
+            self.quantization is None,
+            f"`quantization: {self.quantization}` is for policies; a reward model that is trained "
+            "keeps its weights: leave it out.",
+        )
         require(
             self.lora is None or self.trainable_layers is None,
             "`trainable_layers` and `lora` exclude each other; `lora.layers` restricts adapters to "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ppo_lightning.configs import CriticConfig, LoraConfig
+from ppo_lightning.configs import CriticConfig, LoraConfig, ReferenceConfig
 from ppo_lightning.estimate.memory import Estimator
 from ppo_lightning.estimate.process import MAPPING
 from ppo_lightning.estimate.run import Run
@@ -163,9 +163,9 @@ def _checkpointing(run: Run) -> Change | None:
     policy, critic = run.policy, run.critic_model
     separate = critic.kind == "separate"
     settings = {}
-    if not policy.gradient_checkpointing:
+    if policy.gradient_checkpointing is not True:
         settings[f"{_MODEL}policy.gradient_checkpointing"] = "true"
-    if separate and not critic.gradient_checkpointing:
+    if separate and critic.gradient_checkpointing is not True:
         settings[f"{_MODEL}critic_model.gradient_checkpointing"] = "true"
     if not settings:
         return None
@@ -177,15 +177,61 @@ def _checkpointing(run: Run) -> Change | None:
     return Change(changed, settings, "updates a third slower")
 
 
+def _offload(run: Run) -> Change | None:
+    optimizer = run.optimizer
+    if run.device == "cpu" or optimizer.offload or optimizer.name not in ("Adam", "AdamW"):
+        return None
+    return Change(
+        replace(run, optimizer=replace(optimizer, offload=True)),
+        {f"{_MODEL}optimizer.offload": "true"},
+        "the same numbers up to rounding, slower steps: the CPU takes them",
+    )
+
+
+def _no_frozen_states(run: Run) -> Change | None:
+    policy = run.policy
+    if not policy.cache_frozen_trunk or policy.lora is None or policy.lora.layers is None:
+        return None
+    return Change(
+        replace(run, policy=replace(policy, cache_frozen_trunk=False)),
+        {f"{_MODEL}policy.cache_frozen_trunk": "false"},
+        "the same numbers up to rounding, slower updates",
+    )
+
+
+def _reference_on_cpu(run: Run) -> Change | None:
+    if run.device == "cpu" or _is_actors(run) or run.reference.device == "cpu":
+        return None
+    return Change(
+        replace(run, reference=replace(run.reference, device="cpu")),
+        {f"{_MODEL}reference.device": "cpu"},
+        "the same numbers up to rounding, slower scoring: the CPU asks it",
+    )
+
+
+def _is_actors(run: Run) -> bool:
+    """Whether the reference is the actor with its adapter off."""
+    return run.policy.lora is not None and run.reference == ReferenceConfig()
+
+
 def _half_reference(run: Run) -> Change | None:
     own = run.reference.dtype or run.policy.dtype
-    of_actor = run.policy.lora is not None and run.reference.path is None
-    if of_actor or own in ("bfloat16", "float16"):
+    if _is_actors(run) or own in ("bfloat16", "float16"):
         return None
     return Change(
         replace(run, reference=replace(run.reference, dtype="bfloat16")),
         {f"{_MODEL}reference.dtype": "bfloat16"},
         "the KL is off by the reference's rounding",
+    )
+
+
+def _small_reference(run: Run) -> Change | None:
+    if _is_actors(run) or run.reference.quantization is not None:
+        return None
+    return Change(
+        replace(run, reference=replace(run.reference, quantization="int8")),
+        {f"{_MODEL}reference.quantization": "int8"},
+        "the KL is off by the reference's rounding, by more than in bfloat16",
     )
 
 
@@ -242,6 +288,20 @@ def _half_base(run: Run) -> Change | None:
     return Change(changed, settings, "another training: adapters on a rounded base")
 
 
+def _four_bits(run: Run) -> Change | None:
+    if run.policy.quantization == "nf4":
+        return None
+    policy = replace(run.policy, lora=run.policy.lora or LoraConfig(), quantization="nf4")
+    settings = {f"{_MODEL}policy.quantization": "nf4"}
+    if run.policy.lora is None:
+        settings[f"{_MODEL}policy.lora"] = "{}"
+    return Change(
+        replace(run, policy=policy),
+        settings,
+        "another training: adapters on weights of four bits; needs `bitsandbytes`",
+    )
+
+
 STEPS: tuple[Step, ...] = (
     _backward_in_turn,
     _smaller_microbatches(2),
@@ -250,11 +310,16 @@ STEPS: tuple[Step, ...] = (
     _fewer_texts,
     _smaller_microbatches(None),
     _checkpointing,
+    _no_frozen_states,
     _map_blocks,
+    _offload,
+    _reference_on_cpu,
     _half_reference,
+    _small_reference,
     _mixed,
     _shared_critic,
     _adapters,
     _half_base,
+    _four_bits,
 )
 """Cheapest first: what changes speed alone, then rounding, then what is trained."""

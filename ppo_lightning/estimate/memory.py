@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ppo_lightning.estimate.networks import Networks
+from ppo_lightning.estimate.networks import ELSEWHERE, Networks
 from ppo_lightning.estimate.passes import chunks_of, judge, sample, score, update
 from ppo_lightning.estimate.process import (
     MAPPED,
@@ -85,7 +85,8 @@ class Estimator:
         tally, networks = ByteTally(), self._networks_of(run)
         networks.claim(tally)
         passing = {name: self._passing_of(name, run) for name in STAGES}
-        stages = _stages(run, tally.now, passing, networks.vocabulary)
+        lasting = {kind: size for kind, size in tally.now.items() if kind != ELSEWHERE}
+        stages = _stages(run, lasting, passing, networks.vocabulary)
         return Estimate(stages=tuple(stages), device=run.device)
 
     def _networks_of(self, run: Run) -> Networks:
@@ -118,7 +119,7 @@ def estimate(run: Run) -> Estimate:
     return Estimator()(run)
 
 
-_MODELS = ("policy", "critic_model", "reference", "rewards", "optimizer")
+_MODELS = ("policy", "critic_model", "reference", "rewards", "optimizer", "device")
 _SIZES = ("prompt_tokens", "sampling.max_new_tokens", "buffer", "precision", "device", "ranks")
 _SCORING = ("policy", "critic_model", "reference", "ppo", "kl", *_SIZES)
 _PASSES: Mapping[str, tuple[Callable[[Run, Networks, ByteTally], None], tuple[str, ...]]] = {
@@ -134,6 +135,10 @@ def _key(run: Run, settings: tuple[str, ...]) -> str:
     return repr([attrgetter(name)(run) for name in settings])
 
 
+_WHOLE = ("KV cache", "frozen trunk")
+"""Kinds of tensors that are made once in a stage and stay."""
+
+
 def _stages(
     run: Run,
     lasting: Mapping[str, int],
@@ -143,8 +148,8 @@ def _stages(
     """Put together what lasts and what passes, and what a CPU's process takes beside it."""
     before = 0
     for name, parts in passing.items():
-        # Keys and values come all at once and leave no gaps before the stage has ended.
-        own = sum(parts.values()) - parts.get("KV cache", 0)
+        # What comes all at once leaves no gaps before the stage has ended.
+        own = sum(n for part, n in parts.items() if part not in _WHOLE)
         extra = {}
         if run.device == "cpu":
             extra = process_bytes(
@@ -163,8 +168,8 @@ def _stages(
 def _heap_of(run: Run, stage: str) -> HeapShares:
     if run.mapped:
         return MAPPED
-    recomputed = run.policy.gradient_checkpointing or run.critic_model.gradient_checkpointing
-    if recomputed and stage == "update":
+    settings = (run.policy.gradient_checkpointing, run.critic_model.gradient_checkpointing)
+    if True in settings and stage == "update":
         return RECOMPUTED
     mixed = run.policy.lora is not None or run.mixed_dtype is not None
     return MIXED if mixed and stage != "reward" else PLAIN

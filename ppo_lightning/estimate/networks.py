@@ -18,8 +18,11 @@ from ppo_lightning.models import (
     load_reward_model,
 )
 from ppo_lightning.models.precision import quantise_linears
-from ppo_lightning.models.skeleton import guess_reading, without_weights
+from ppo_lightning.models.skeleton import guess_frozen_trunk, guess_reading, without_weights
 from ppo_lightning.modules.optim import build_optimizer
+
+ELSEWHERE = "elsewhere"
+"""What does not lie where the networks do; no part of an estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class Networks:
         scorers: Learned rewards with their models.
         optimizer: Its states are filled.
         vocabulary: Width of the actor's logits.
+        offloaded: Whether the optimiser's states lie elsewhere than the networks.
+        reference_away: Whether the reference does.
     """
 
     trained: ActorCritic
@@ -39,6 +44,8 @@ class Networks:
     scorers: tuple[tuple[RewardModel, nn.Module], ...]
     optimizer: Optimizer
     vocabulary: int
+    offloaded: bool = False
+    reference_away: bool = False
 
     @classmethod
     def build(cls, run: Run, blank: Blank) -> Networks:
@@ -62,6 +69,8 @@ class Networks:
             trunks.append(trained.critic.backbone)
         for trunk in {id(trunk): trunk for trunk in trunks}.values():
             guess_reading(trunk, packing=run.policy.padding_free)
+        if run.policy.cache_frozen_trunk:
+            guess_frozen_trunk(trained.causal_lm)
         for network in (trained, frozen, *(model for _, model in scorers)):
             blank.fill(network)
         return cls(
@@ -69,6 +78,8 @@ class Networks:
             reference=reference,
             scorers=scorers,
             optimizer=_optimizer(run, trained),
+            offloaded=run.optimizer.offload and run.device != "cpu",
+            reference_away=run.reference.device.partition(":")[0] not in ("auto", run.device),
             vocabulary=embedding_rows(trained.causal_lm),
         )
 
@@ -81,18 +92,19 @@ class Networks:
                 tally.claim(_weights(part), "critic")
         if not self.reference.adapter_off:
             with self.reference.causal_lm() as model:
-                tally.claim(_weights(model), "reference")
+                tally.claim(_weights(model), ELSEWHERE if self.reference_away else "reference")
         for _, model in self.scorers:
             tally.claim(_weights(model), "reward models")
-        tally.claim(_states(self.optimizer), "optimiser states")
+        kind = ELSEWHERE if self.offloaded else "optimiser states"
+        tally.claim(_states(self.optimizer), kind)
 
 
 def _scorer(model: RewardModel) -> nn.Module:
     network, _ = load_reward_model(
         model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code
     )
-    if model.quantization == "int8":
-        quantise_linears(network)
+    if model.quantization is not None:
+        quantise_linears(network, model.quantization)
     return network
 
 

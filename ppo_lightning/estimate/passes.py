@@ -31,7 +31,11 @@ from ppo_lightning.modules.update import Objective, accumulate_gradients
 from ppo_lightning.rollout.engines.base import inference_mode_of
 from ppo_lightning.rollout.engines.draw import draw_tokens
 from ppo_lightning.rollout.engines.slots import PROMPT_TOKENS
-from ppo_lightning.rollout.experience import SCORING_TOKENS, score_with_networks
+from ppo_lightning.rollout.experience import (
+    SCORING_TOKENS,
+    score_with_networks,
+    with_frozen_states,
+)
 from ppo_lightning.rollout.minibatches import microbatch_rows
 from ppo_lightning.types import Experience, Sequences
 
@@ -161,7 +165,7 @@ def score(run: Run, networks: Networks, tally: ByteTally) -> None:
     rows = microbatch_rows(sequences, max_tokens=limit, packed=packed)[0]
     with precision(run):
         score_with_networks(
-            sequences.select(rows),
+            _remembered(run, networks, tally, sequences.select(rows)),
             networks=networks.trained,
             reference=networks.reference,
             temperature=run.sampling.temperature,
@@ -175,6 +179,8 @@ def score(run: Run, networks: Networks, tally: ByteTally) -> None:
 def update(run: Run, networks: Networks, tally: ByteTally) -> None:
     """Take an optimiser step of each kind that the run takes."""
     plan = pass_plan(run.ppo, epochs=1, train_actor=True)
+    with precision(run):
+        sequences = _remembered(run, networks, tally, _minibatch(run, networks))
     # Several ranks have one backward pass, whatever is set; here there is one.
     ppo = run.ppo if run.ranks == 1 else replace(run.ppo, backward="together")
     objective = Objective(
@@ -187,7 +193,7 @@ def update(run: Run, networks: Networks, tally: ByteTally) -> None:
     for part in dict.fromkeys(plan):
         with claiming_gradients(tally, networks.trained), precision(run):
             accumulate_gradients(
-                _minibatch(run, networks),
+                _experience(run, sequences),
                 objective,
                 _coefficients(run),
                 backward=torch.autograd.backward,
@@ -199,14 +205,32 @@ def update(run: Run, networks: Networks, tally: ByteTally) -> None:
         networks.optimizer.zero_grad()
 
 
-def _minibatch(run: Run, networks: Networks) -> Experience:
+def _remembered(run: Run, networks: Networks, tally: ByteTally, sequences: Sequences) -> Sequences:
+    """Add what frozen blocks make of some sequences, in the room of the whole buffer's."""
+    known = with_frozen_states(sequences, networks.trained, max_tokens=run.ppo.microbatch_tokens)
+    if known.trunk is None:
+        return sequences
+    prompts = run.num_responses
+    if networks.trained.packs(sequences):
+        prompts = -(-prompts // run.buffer.responses_per_prompt)
+    tokens = prompts * run.prompt_tokens + run.num_responses * run.sampling.max_new_tokens
+    own = known.trunk.states
+    states = own.new_zeros(max(tokens, len(own)), own.shape[-1])
+    tally.claim([states], "frozen trunk")
+    return replace(known, trunk=replace(known.trunk, states=states))
+
+
+def _minibatch(run: Run, networks: Networks) -> Sequences:
     """The first two microbatches of a minibatch: the second meets the gradients of the first."""
     whole = run.buffer.num_minibatches == 1
     together = run.buffer.responses_per_prompt if whole else run.buffer.together
     sequences = sequences_of(run, run.minibatch_rows, together=together)
     packed = networks.trained.packs(sequences)
     groups = microbatch_rows(sequences, max_tokens=run.ppo.microbatch_tokens, packed=packed)
-    sequences = sequences.select(torch.cat(list(islice(groups, 2))))
+    return sequences.select(torch.cat(list(islice(groups, 2))))
+
+
+def _experience(run: Run, sequences: Sequences) -> Experience:
     column = torch.zeros(sequences.response_mask.shape)
     return Experience(
         sequences=sequences,

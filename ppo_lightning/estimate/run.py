@@ -13,6 +13,7 @@ from ppo_lightning.configs import (
     OptimizerConfig,
     PolicyConfig,
     PPOConfig,
+    Quantization,
     ReferenceConfig,
     SamplingConfig,
 )
@@ -41,7 +42,7 @@ class RewardModel:
         batch_size: Most texts in a forward pass.
         batch_tokens: Most tokens in a forward pass.
         max_length: Most tokens of a text.
-        quantization: ``int8``, or None.
+        quantization: ``int8``, ``nf4``, or None.
         trust_remote_code: Run code that the folder carries.
     """
 
@@ -51,7 +52,7 @@ class RewardModel:
     batch_size: int = 16
     batch_tokens: int | None = None
     max_length: int | None = None
-    quantization: str | None = None
+    quantization: Quantization | None = None
     trust_remote_code: bool = False
 
 

@@ -6,6 +6,7 @@ a ``reduce`` that adds vectors over them.
 """
 
 from ppo_lightning.functional.advantages import discounted_returns, gae
+from ppo_lightning.functional.autocast import autocast_off
 from ppo_lightning.functional.control import (
     Multiplier,
     Payoff,
@@ -140,6 +141,7 @@ __all__ = [
     "aggregate",
     "approx_kl",
     "at_last_token",
+    "autocast_off",
     "bootstrap_interval",
     "bradley_terry_loss",
     "calibration_error",

@@ -2,20 +2,20 @@
 
 A vocabulary of 50,000 makes the logits of a microbatch the largest tensor of a run by far. Here
 they exist for a few rows only: the forward pass keeps two numbers a row, and the backward pass
-makes the logits again, for one more product of the output layer. Peak memory does not grow with
-N·V.
+makes the logits again, for one more product of the output layer, unless they are few. Peak memory
+does not grow with N·V.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from ppo_lightning.functional.autocast import autocast_off
 from ppo_lightning.functional.masking import accumulation_dtype, product_dtype, row_multiple
 
 CHUNK_BYTES = 8 * 2**20
@@ -24,6 +24,9 @@ chunk reads the whole layer."""
 
 ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 """The same elsewhere, where only large products are quick."""
+
+KEPT_BYTES = 16 * 2**20
+"""Up to this size all of them are kept for the backward pass."""
 
 _LEAST_LOG = -1e4  # such a probability is 0 in float64 as well
 
@@ -92,17 +95,22 @@ class _LinearLogprobs(torch.autograd.Function):
         exact = accumulation_dtype(hidden)
         logprobs = hidden.new_zeros(len(ids), dtype=exact)
         log_sums, spread = torch.zeros_like(logprobs), torch.zeros_like(logprobs)
-        with _autocast_off(hidden):
+        keeps = any(ctx.needs_input_grad) and _bytes(ids, weight, exact) <= KEPT_BYTES
+        kept = []
+        with autocast_off(hidden.device.type):
             layer = _Layer(weight, bias, dtype, sharpness, exact)
             for part in _parts(len(ids), rows):
                 logits = layer.logits(hidden[part])
                 log_sum = logits.logsumexp(-1)
                 log_sums[part] = log_sum
                 logprobs[part] = logits.gather(1, ids[part, None])[:, 0] - log_sum
-                if entropy:
+                if entropy or keeps:
                     logits -= log_sum[:, None]
+                if entropy:
                     spread[part] = _entropy(logits.exp(), logits)
-        ctx.save_for_backward(hidden, weight, bias, ids, log_sums, spread)
+                if keeps:
+                    kept.append(logits)
+        ctx.save_for_backward(hidden, weight, bias, ids, log_sums, spread, *kept)
         ctx.settings = sharpness, dtype, rows, exact, entropy_grad
         if not entropy_grad:
             ctx.mark_non_differentiable(spread)
@@ -110,15 +118,18 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, log_sums, spread = ctx.saved_tensors
+        hidden, weight, bias, ids, log_sums, spread, *kept = ctx.saved_tensors
         sharpness, dtype, rows, exact, entropy_grad = ctx.settings
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         layer = _Layer(weight, bias, dtype, sharpness, exact)
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
         of_weight = torch.zeros_like(weight) if needs_weight else None
         of_bias = torch.zeros_like(bias) if needs_bias else None
-        for part in _parts(len(ids), rows):
-            logs = layer.logits(hidden[part]).sub_(log_sums[part, None])
+        for number, part in enumerate(_parts(len(ids), rows)):
+            if kept:
+                logs = kept[number].clone()
+            else:
+                logs = layer.logits(hidden[part]).sub_(log_sums[part, None])
             of_entropy = grads[1][part] if entropy_grad else None
             slope = _slope(logs, ids[part], grads[0][part], of_entropy, spread[part])
             slope *= sharpness
@@ -201,11 +212,10 @@ def _finite(logs: Tensor) -> Tensor:
     return logs.clamp_min_(_LEAST_LOG)
 
 
+def _bytes(ids: Tensor, weight: Tensor, dtype: torch.dtype) -> int:
+    """Size of all logits."""
+    return len(ids) * weight.shape[0] * dtype.itemsize
+
+
 def _parts(count: int, rows: int) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, count, rows))
-
-
-def _autocast_off(x: Tensor) -> Any:
-    device = x.device.type
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()

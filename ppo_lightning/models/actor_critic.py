@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from ppo_lightning.configs import CriticConfig, PolicyConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import attach_lora, base_causal_lm
+from ppo_lightning.models.frozen_trunk import (
+    is_still_frozen,
+    learn_frozen_trunk,
+    with_frozen_states,
+)
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.loading import load_causal_lm, load_value_network
 from ppo_lightning.models.reading import reading_of
@@ -67,7 +72,8 @@ class ActorCritic(nn.Module):
         """Score the response tokens of some sequences.
 
         Args:
-            sequences: Prompts and responses.
+            sequences: Prompts and responses. Where they bring along what the actor's frozen blocks
+                make of them, these blocks are not run.
             temperature: Of the sampling distribution, above 0.
             policy: Whether to ask the actor for log-probabilities. Without, no gradient reaches it
                 from a value head either.
@@ -132,6 +138,20 @@ class ActorCritic(nn.Module):
         return all(reading_of(trunk).takes_packed(sequences.width) for trunk in trunks)
 
     @property
+    def has_frozen_trunk(self) -> bool:
+        """Whether the actor can begin behind blocks that nothing trains."""
+        return is_still_frozen(self.causal_lm)
+
+    def with_frozen_states(self, sequences: Sequences, groups: Sequence[Tensor]) -> Sequences:
+        """Add what the actor's frozen blocks make of sequences.
+
+        Args:
+            sequences: Prompts and responses.
+            groups: Rows that are read together. ``[N_i]`` long each.
+        """
+        return with_frozen_states(self.causal_lm, sequences, groups)
+
+    @property
     def causal_lm(self) -> nn.Module:
         """The actor as transformers' own model, its adapter acting."""
         return base_causal_lm(self.actor)
@@ -190,8 +210,11 @@ def build_actor_critic(policy: PolicyConfig, critic: CriticConfig) -> ActorCriti
         # Trained, so never coarser than float32; float64 as the trunk.
         finer = torch.promote_types(model.dtype, torch.float32)
         head = ValueHead(output_width(model), init=critic.head_init, dtype=finer)
+    actor = model if policy.lora is None else attach_lora(model, policy.lora)
+    if policy.cache_frozen_trunk:
+        learn_frozen_trunk(base_causal_lm(actor))
     return ActorCritic(
-        model if policy.lora is None else attach_lora(model, policy.lora),
+        actor,
         critic=load_value_network(critic, policy) if critic.kind == "separate" else None,
         value_head=head,
         trunk_grad_scale=critic.trunk_grad_scale,

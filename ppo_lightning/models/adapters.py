@@ -6,22 +6,31 @@ PEFT is imported where it is needed: a model can only carry an adapter if somebo
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ppo_lightning.configs import LoraConfig
 from ppo_lightning.errors import ModelError, nearest
+from ppo_lightning.models.settings import keep_settings, settings_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+_ORIGINAL = "_original"
+
+# PEFT imports bitsandbytes where it is installed, which warns of an operation that it lacks on CPUs
+# and that is not used here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def attach_lora(model: PreTrainedModel, config: LoraConfig, *, generates: bool = True) -> PeftModel:
@@ -52,8 +61,7 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig, *, generates: bool =
         lora_alpha=2 * config.rank if config.alpha is None else config.alpha,  # type: ignore[arg-type]
         target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.0,
-        # GPT-2 keeps its weights transposed; PEFT warns, and then does this by itself.
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        fan_in_fan_out=_is_transposed(model),
     )
     try:
         with quiet_peft():
@@ -190,7 +198,7 @@ def adapter_disabled(model: nn.Module) -> Iterator[None]:
     PEFT's own switch touches ``requires_grad`` of the adapter's weights, which would undo a freeze
     and upset sharding; a layer only looks at this flag.
     """
-    layers = [layer for _, layer in _adapter_layers(model)]
+    layers = [layer for _, layer in adapter_layers(model)]
     before = [layer._disable_adapters for layer in layers]
     try:
         for layer in layers:
@@ -201,19 +209,60 @@ def adapter_disabled(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = flag
 
 
+def keep_original(model: nn.Module, load: Callable[[], PreTrainedModel]) -> None:
+    """Remember where a quantised model's weights are to be had as they were.
+
+    Args:
+        model: Of transformers.
+        load: Loads them, on the CPU.
+    """
+    setattr(model, _ORIGINAL, load)
+
+
 def merged_copy(model: nn.Module) -> PreTrainedModel:
     """Return a plain model with the adapter worked into the weights; ``model`` stays as it is.
 
+    Those are the original weights where the model's are quantised.
+
     Raises:
         ValueError: The model carries no adapter.
+        ModelError: The original weights are not there any more.
     """
     if not is_adapted(model):
         raise ValueError(f"`model` is a {type(model).__name__} without an adapter to merge.")
-    merged: PreTrainedModel = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
+    load: Callable[[], PreTrainedModel] | None
+    load = getattr(base_causal_lm(model), _ORIGINAL, None)
+    adapted: Any = copy.deepcopy(model) if load is None else _on_original(model, load())
+    merged: PreTrainedModel = adapted.merge_and_unload()
     return merged
 
 
-def _adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+@torch.no_grad()
+def _on_original(model: Any, plain: PreTrainedModel) -> PeftModel:
+    """Put a quantised model's adapters on the weights that it was made of."""
+    import peft
+
+    base: Any = base_causal_lm(model)
+    keep_settings(plain, settings_of(base))  # with what has been added since, such as an end id
+    plain.generation_config = base.generation_config
+    settings = copy.copy(model.peft_config["default"])
+    settings.fan_in_fan_out = _is_transposed(plain)
+    with quiet_peft():
+        adapted = peft.get_peft_model(plain, settings, autocast_adapter_dtype=True)
+    assert isinstance(adapted, peft.PeftModel)
+    own = dict(model.named_parameters())
+    for name, weight in adapted.named_parameters():
+        if weight.requires_grad:
+            weight.copy_(own[name])
+    return adapted
+
+
+def _is_transposed(model: nn.Module) -> bool:
+    """Whether weights are kept as GPT-2 does; PEFT warns if it is not told."""
+    return any(isinstance(module, Conv1D) for module in model.modules())
+
+
+def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every layer that an adapter acts on, by name."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
     if tuners is None:

@@ -163,6 +163,12 @@ def check_behaviour(model: PreTrainedModel, path: str) -> None:
             f"`{path}` ({type(model).__name__}) lets a later token change what it says about "
             "earlier ones. Give a causal language model."
         )
+    if states[2, 1:].isnan().any() and not states[0, :2].isnan().any():
+        raise ModelError(
+            f"`{path}` ({type(model).__name__}) gives nan in {str(model.dtype)[6:]} when its input "
+            "is padded on the left: the attention of its family sums in float32, in which the "
+            "mask's least number is infinite. Load it with `dtype: float32`."
+        )
     if _differ(states[0, :2], states[2, 1:], model.dtype):
         raise ModelError(
             f"`{path}` ({type(model).__name__}) says something else when its input is padded on "

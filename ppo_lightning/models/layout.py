@@ -16,7 +16,7 @@ from torch import Tensor
 from ppo_lightning.functional import first_alike, last_index, position_ids
 from ppo_lightning.models.attention import Packing
 from ppo_lightning.models.inputs import ModelInputs, packed_inputs
-from ppo_lightning.types import Sequences
+from ppo_lightning.types import Sequences, TrunkStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class TokenLayout:
         cells: Their places in the ``[B, R]`` of the response, read row by row. ``[N]`` long.
         last_rows: Rows of ``last_places``. ``[M]`` long.
         shape: ``(B, R)``.
+        trunk: What the model's frozen blocks make of the input, where that is known. ``[1, T, H]``,
+            of padded rows ``[B, S, H]``.
     """
 
     inputs: ModelInputs
@@ -41,10 +43,17 @@ class TokenLayout:
     cells: Tensor
     last_rows: Tensor
     shape: tuple[int, int]
+    trunk: Tensor | None = None
 
     @classmethod
     def of(
-        cls, sequences: Sequences, *, packed: bool, final: bool = False, multiple: int = 1
+        cls,
+        sequences: Sequences,
+        *,
+        packed: bool,
+        final: bool = False,
+        multiple: int = 1,
+        trunk: TrunkStates | None = None,
     ) -> TokenLayout:
         """Lay sequences out.
 
@@ -56,6 +65,7 @@ class TokenLayout:
             final: Whether the state after the last token is asked about too. Without, that token
                 is not read at all: there is nothing after it that it could predict.
             multiple: Packed, their number is made one of this by tokens that nobody sees.
+            trunk: What the model's frozen blocks make of the sequences, if known.
         """
         scored, prompt = sequences.response_mask, sequences.prompt_ids.shape[1]
         real = sequences.attention_mask
@@ -63,6 +73,7 @@ class TokenLayout:
             real = _without_last(real, prompt)
         ids = sequences.input_ids.masked_fill(~real, 0)
         grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
+        states = None if trunk is None else trunk.at(grid.cells)
         cells = scored.flatten().nonzero()[:, 0]
         rows, columns = cells // scored.shape[1], cells % scored.shape[1]
         last = last_index(scored)
@@ -75,6 +86,7 @@ class TokenLayout:
             cells=cells,
             last_rows=last_rows,
             shape=(scored.shape[0], scored.shape[1]),
+            trunk=states,
         )
 
     @property
@@ -107,6 +119,28 @@ class TokenLayout:
         return values.new_zeros(self.shape[0]).index_copy(0, self.last_rows, values)
 
 
+def read_whole(
+    sequences: Sequences, *, packed: bool, multiple: int = 1
+) -> tuple[ModelInputs, Tensor]:
+    """Lay every token out, the last ones too, for a pass that none of them is asked about.
+
+    Args:
+        sequences: Prompts and responses.
+        packed: As in ``TokenLayout.of``.
+        multiple: Likewise.
+
+    Returns:
+        The input, and the number of each token among those that are read, any at padding.
+        ``[B, P + R]`` long.
+    """
+    real, prompt = sequences.attention_mask, sequences.prompt_ids.shape[1]
+    ids = sequences.input_ids.masked_fill(~real, 0)
+    grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
+    rows, columns = (torch.arange(n, device=real.device) for n in real.shape)
+    places = grid.places(rows[:, None], columns[None])
+    return grid.inputs, places.clamp(0, grid.inputs.input_ids.numel() - 1)
+
+
 class _Padded:
     """A ``[B, S]`` grid as it is."""
 
@@ -114,7 +148,14 @@ class _Padded:
         used = int(real.any(0).nonzero().max()) + 1
         ids, mask, positions = (x[:, :used] for x in (ids, real.long(), position_ids(real)))
         self.inputs = ModelInputs(ids, mask, positions)
-        self._width = used
+        self._size, self._width = real.shape, used
+
+    @property
+    def cells(self) -> Tensor:
+        """Place in the grid, read row by row, of each token of the input. ``[B, used]`` long."""
+        rows, width = self._size
+        numbers = torch.arange(rows * width, device=self.inputs.input_ids.device)
+        return numbers.view(rows, width)[:, : self._width]
 
     def places(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Number of some tokens among those that are read."""
@@ -145,6 +186,7 @@ class _Packed:
         taken, positions = kept.flatten().nonzero()[:, 0], position_ids(real)
         packing = Packing.of(real.sum(1)) if own.all() else self._shared(real, kept, positions)
         self.inputs = packed_inputs(ids.flatten()[taken], positions.flatten()[taken], packing)
+        self.cells = taken[None]  # in the grid, of each token of the input; [1, T]
 
     def places(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Number of some tokens among those that are read."""

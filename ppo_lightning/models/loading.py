@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,17 @@ from transformers import (
     GenerationConfig,
 )
 
-from ppo_lightning.configs import BackboneConfig, CriticConfig, DType, PolicyConfig, ReferenceConfig
+from ppo_lightning.configs import (
+    BackboneConfig,
+    Checkpointing,
+    CriticConfig,
+    DType,
+    PolicyConfig,
+    Quantization,
+    ReferenceConfig,
+)
 from ppo_lightning.errors import ModelError
-from ppo_lightning.models.adapters import quiet_peft
+from ppo_lightning.models.adapters import keep_original, quiet_peft
 from ppo_lightning.models.checks import (
     check_behaviour,
     check_decoder,
@@ -25,6 +35,7 @@ from ppo_lightning.models.checks import (
     positions_of,
 )
 from ppo_lightning.models.compiling import compile_blocks
+from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.folders import (
     adapter_base,
     has_tokenizer,
@@ -33,8 +44,9 @@ from ppo_lightning.models.folders import (
     require_readable_config,
     unreadable,
 )
-from ppo_lightning.models.fused_layers import fuse_layers
+from ppo_lightning.models.fused import fuse_layers, recompute_gates
 from ppo_lightning.models.locate import local_path
+from ppo_lightning.models.precision import quantise_linears
 from ppo_lightning.models.reading import learn_reading
 from ppo_lightning.models.score_head import one_score_config, score_layer, start_head
 from ppo_lightning.models.settings import (
@@ -87,28 +99,71 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
 
 
 def load_causal_lm(
-    config: PolicyConfig, *, dtype: DType | None = None, keep_dropout: bool = False
+    config: PolicyConfig,
+    *,
+    dtype: DType | None = None,
+    quantization: Quantization | None = None,
+    keep_dropout: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model, without dropout and without sampling settings of its own.
 
     What the folder says about both is remembered and written again by ``save_model``. A folder that
     holds an adapter is merged into its base: the result is the fine-tuned model itself, and so is a
-    reference made of it. The config's own ``lora`` is not attached here.
+    reference made of it. The config's own ``lora`` is not attached here. A quantised model is
+    frozen, and remembers where its weights are to be had as they were.
 
     Args:
         config: Where it lies and how to run it.
         dtype: Instead of the config's.
+        quantization: Instead of the config's.
         keep_dropout: Leave dropout as the folder has it.
 
     Raises:
-        ModelError: There is no such model, or it is not a causal language model.
+        ModelError: There is no such model, it is not a causal language model, or it cannot be
+            quantised.
     """
     dtype = dtype or config.dtype
     model = _load(AutoModelForCausalLM, config, dtype, keep_dropout=keep_dropout)
-    if config.gradient_checkpointing:
-        enable_checkpointing(model)
+    if kind := quantization or config.quantization:
+        _quantise(
+            model, kind, partial(load_causal_lm, dtype=dtype, keep_dropout=keep_dropout), config
+        )
+    enable_checkpointing(model, config.gradient_checkpointing, "policy")
     if config.compile:
         compile_blocks(model, setting="policy.compile")
+    return model
+
+
+def _quantise(
+    model: PreTrainedModel,
+    quantization: Quantization,
+    load: Callable[[PolicyConfig], PreTrainedModel],
+    source: PolicyConfig,
+) -> None:
+    model.requires_grad_(False)
+    if not is_weightless():
+        plain = replace(
+            source, quantization=None, lora=None, gradient_checkpointing=False, compile=False
+        )
+        keep_original(model, partial(_load_original, load, plain, fingerprint(model)))
+    quantise_linears(model, quantization)
+
+
+def _load_original(
+    load: Callable[[PolicyConfig], PreTrainedModel], source: PolicyConfig, digest: str
+) -> PreTrainedModel:
+    """Load once more what was quantised.
+
+    Raises:
+        ModelError: Its weights are others by now.
+    """
+    model = load(source)
+    if fingerprint(model.requires_grad_(False)) != digest:
+        raise ModelError(
+            f"`{source.path}` holds other weights than when they were quantised, so that the "
+            "adapters cannot be merged into them. Put the former model back and export the "
+            "checkpoint."
+        )
     return model
 
 
@@ -128,8 +183,7 @@ def load_value_network(config: CriticConfig, policy: PolicyConfig) -> ValueNetwo
     source = replace(policy, path=config.path or policy.path)
     with named("policy.path" if config.path is None else "critic_model.path"):
         network = _value_network(source, config)
-    if config.gradient_checkpointing:
-        enable_checkpointing(network.backbone)
+    enable_checkpointing(network.backbone, config.gradient_checkpointing, "critic_model")
     if config.compile:
         compile_blocks(network.backbone, setting="critic_model.compile")
     return network
@@ -350,12 +404,27 @@ def _unblind_padding(model: PreTrainedModel) -> None:
         embedding.padding_idx = None
 
 
-def enable_checkpointing(model: PreTrainedModel) -> None:
+def enable_checkpointing(model: PreTrainedModel, what: Checkpointing, setting: str) -> None:
     """Recompute activations in the backward pass.
 
     Layers do so in training mode only, and Lightning leaves modes as they are. Without dropout,
-    training mode changes nothing else.
+    training mode changes nothing else. Gates do so in any mode.
+
+    Args:
+        model: Just loaded.
+        what: All of a block, its gate alone, or nothing.
+        setting: Names of the settings begin so in messages.
+
+    Raises:
+        ModelError: It has no gates of the usual kind.
     """
+    if what == "gates" and not recompute_gates(model):
+        raise ModelError(
+            f"{type(model).__name__} has no gates of the usual kind, silu(gate) * up, to "
+            f"recompute: set `{setting}.gradient_checkpointing` to true or false."
+        )
+    if what is not True:
+        return
     settings = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # transformers 5.24 and newer
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)

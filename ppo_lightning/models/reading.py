@@ -107,7 +107,9 @@ def _has_plain_head(model: Any) -> bool:
 
 
 _LENGTHS = (7, 3, 5)  # more than the window of a short convolution, and all different
-_CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a family may raise that is asked for something that it does not know."""
+
 _STEPS = 2  # tokens that are decoded one by one
 
 
@@ -120,11 +122,11 @@ def _takes_packing(model: Any) -> bool:
         expected = torch.cat([row[:n] for row, n in zip(padded, _LENGTHS, strict=True)])
         with _attention(model, ATTENTION) as set_for_good:
             found = call_model(model.base_model, _in_one_row(model)).last_hidden_state[0]
-            alike = _alike(found, expected)
-            if alike:
+            same = alike(found, expected)
+            if same:
                 set_for_good()
-        return alike
-    except _CANNOT:
+        return same
+    except CANNOT:
         return False  # its attention is asked for something that packed rows do not know
 
 
@@ -136,11 +138,11 @@ def _takes_slots(model: Any) -> bool:
     try:
         expected = call_model(model, inputs).logits
         found = _in_slots(model, inputs)
-    except _CANNOT:
+    except CANNOT:
         return False
     places = torch.tensor(_LENGTHS) - 1 - _STEPS
     rows = torch.arange(len(_LENGTHS))
-    return all(_alike(step, expected[rows, places + n]) for n, step in enumerate(found))
+    return all(alike(step, expected[rows, places + n]) for n, step in enumerate(found))
 
 
 def _turns_with_length(config: Any) -> bool:
@@ -164,7 +166,7 @@ def _in_slots(model: Any, inputs: ModelInputs) -> list[Tensor]:
     return found
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def alike(found: Tensor, expected: Tensor) -> bool:
     """Whether two outputs differ by rounding at most."""
     tolerance = _TOLERANCE.get(expected.dtype, _COARSE_TOLERANCE)
     error = (found - expected).square().mean().sqrt()

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,20 @@ class ReferencePolicy:
     Args:
         model: The reference itself; or, with ``adapter_off``, the actor.
         adapter_off: The reference is ``model`` with its adapter switched off.
+        device: Where it stays; None is where it is moved to.
     """
 
-    def __init__(self, model: nn.Module, *, adapter_off: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        adapter_off: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
         if adapter_off and not is_adapted(model):
             raise ValueError("`adapter_off` needs a model with an adapter.")
         self.adapter_off = adapter_off
+        self._own_device = device
         self._shares_base = False  # a copy of the actor's adapters on the actor's own base
         self._model = model if adapter_off else model.eval().requires_grad_(False)
 
@@ -47,21 +56,35 @@ class ReferencePolicy:
         has been trained or resumed meanwhile.
 
         Args:
-            reference: Path and dtype.
+            reference: Path, and how a second copy is kept.
             policy: How the policy is loaded.
             actor: The policy being trained.
 
         Raises:
             ModelError: The reference cannot be loaded.
         """
-        same = reference.path is None and reference.dtype in (None, policy.dtype)
+        same = (
+            reference.path is None
+            and reference.dtype in (None, policy.dtype)
+            and reference.quantization in (None, policy.quantization)
+            and reference.device == "auto"
+        )
         if same and is_adapted(actor):
             return cls(actor, adapter_off=True)
         source = replace(
-            policy, path=reference.path or policy.path, lora=None, gradient_checkpointing=False
+            policy,
+            path=reference.path or policy.path,
+            lora=None,
+            quantization=None,
+            gradient_checkpointing=False,
+            compile=policy.compile and reference.quantization is None,
         )
         with named("policy.path" if reference.path is None else "reference.path"):
-            return cls(load_causal_lm(source, dtype=reference.dtype))
+            model = load_causal_lm(
+                source, dtype=reference.dtype, quantization=reference.quantization
+            )
+        own = None if reference.device == "auto" else torch.device(reference.device)
+        return cls(model, device=own)
 
     @torch.no_grad()
     def logprobs(
@@ -72,11 +95,26 @@ class ReferencePolicy:
         entropy: bool = False,
         logits: bool = False,
     ) -> PolicyOutput:
-        """Score response tokens, without gradient; see ``policy_logprobs``."""
+        """Score response tokens, without gradient; see ``policy_logprobs``.
+
+        What comes back lies where the sequences do.
+        """
+        home = sequences.prompt_ids.device
+        away = self.device != home
+        if away:
+            sequences = replace(sequences, trunk=None).to(self.device)
         with self.causal_lm() as model:
-            return policy_logprobs(
+            found = policy_logprobs(
                 model, sequences, temperature=temperature, entropy=entropy, logits=logits
             )
+        if not away:
+            return found
+        return PolicyOutput(*(None if part is None else part.to(home) for part in found))  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return next(chain(self._model.parameters(), self._model.buffers())).device
 
     @contextmanager
     def causal_lm(self) -> Iterator[nn.Module]:
@@ -183,9 +221,13 @@ class ReferencePolicy:
         self.require_alike(actor)
 
     def to(self, device: torch.device | str) -> ReferencePolicy:
-        """Move a copy of its own; an actor with its adapter off is moved by whoever trains it."""
+        """Move a copy of its own; an actor with its adapter off is moved by whoever trains it.
+
+        Raises:
+            ModelError: There is no such device as ``reference.device`` names.
+        """
         if not self.adapter_off:
-            self._model.to(device)
+            self._model.to(device if self._own_device is None else _present(self._own_device))
         return self
 
 
@@ -194,8 +236,23 @@ def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
+def _present(device: torch.device) -> torch.device:
+    """Insist that a device is here."""
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ModelError(
+            f"`reference.device: {device}`: this machine has {count} such devices. Set `auto`."
+        )
+    return device
+
+
 def _require_same(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     for name, weight in given.items():
+        if name in own and not own[name].is_floating_point():
+            raise ModelError(
+                "a quantised reference cannot take the actor's weights, nor be what they are "
+                "pulled to: leave out `reference.quantization`."
+            )
         if name not in own or own[name].shape != weight.shape:
             raise ModelError(
                 f"the reference is another kind of model than the actor: `{name}` is not there, or "

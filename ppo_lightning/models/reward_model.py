@@ -21,13 +21,12 @@ from ppo_lightning.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ppo_lightning.configs import DType
+    from ppo_lightning.configs import DType, Quantization
 
 Text = str | Sequence[Message]
 _NO_LIMIT = 1_000_000_000  # tokenizers say 1e30 for it
 
 Transform = Literal["logit", "probability", "log_odds"]
-Quantization = Literal["int8"]
 
 
 class ScorerTokens:
@@ -107,7 +106,8 @@ class SequenceScorer(ScorerTokens):
         batch_tokens: Most tokens in a forward pass, padding included (a longer text goes alone);
             None counts texts only.
         chat_template: In place of the tokenizer's own; None keeps that.
-        quantization: ``int8`` keeps the trunk's linear layers in eight bits; None as they are.
+        quantization: Keeps the trunk's linear layers in eight bits (``int8``) or four (``nf4``);
+            None as they are.
 
     Raises:
         ModelError: The label is unknown, or must be chosen; or there is nothing to quantise.
@@ -141,9 +141,9 @@ class SequenceScorer(ScorerTokens):
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         self._fingerprint: str | None = None
-        if quantization == "int8":
+        if quantization is not None:
             self._fingerprint = fingerprint(model)  # the weights are the same, however kept
-            quantise_linears(model)
+            quantise_linears(model, quantization)
 
     @classmethod
     def load(

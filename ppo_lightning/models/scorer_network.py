@@ -37,8 +37,7 @@ def build_scorer(config: BackboneConfig, *, keep_dropout: bool = False) -> nn.Mo
         network = _with_adapters(model, config.lora)
     elif config.trainable_layers is not None:
         freeze_below(model, config.trainable_layers)
-    if config.gradient_checkpointing:
-        enable_checkpointing(model)
+    enable_checkpointing(model, config.gradient_checkpointing, "backbone")
     if config.compile:
         compile_blocks(model, setting="backbone.compile")
     return network

@@ -7,6 +7,7 @@ asked about the contents of padding, and log-probabilities are float32 at the sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from ppo_lightning.functional import (
     upcast,
 )
 from ppo_lightning.models.adapters import base_causal_lm
+from ppo_lightning.models.frozen_trunk import begun_with, frozen_trunk_of
 from ppo_lightning.models.inputs import Forward, call_model, replaced_forward
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.reading import reading_of
@@ -108,7 +110,8 @@ def states_at_door(
     """Call a model whose output layer sees only the states that are asked about.
 
     They are caught at the door of that layer rather than taken from the trunk, since some families
-    scale or project them on the way there.
+    scale or project them on the way there. What the frozen blocks make of the batch, if the layout
+    knows it, is not computed again.
 
     Args:
         model: Causal language model of transformers.
@@ -126,7 +129,8 @@ def states_at_door(
         caught.append(hidden.flatten(0, 1)[layout.asked])
         return instead(plain, caught[-1])
 
-    with replaced_forward(head, narrowed):
+    known = nullcontext() if layout.trunk is None else begun_with(model, layout.trunk)
+    with replaced_forward(head, narrowed), known:
         logits: Tensor = call_model(model, layout.inputs).logits
     return logits, caught[-1]
 
@@ -181,10 +185,14 @@ def policy_logprobs(
 
 
 def layout_for(model: nn.Module, sequences: Sequences, *, final: bool = False) -> TokenLayout:
-    """Lay sequences out as a model reads them: without padding where it can."""
+    """Lay sequences out as a model reads them: without padding where it can.
+
+    States that they bring along are the policy's, and those of its copies on the same base.
+    """
     packed = reading_of(model).takes_packed(sequences.width)
     multiple = row_multiple(model.get_input_embeddings().weight)  # type: ignore[operator]
-    return TokenLayout.of(sequences, packed=packed, final=final, multiple=multiple)
+    trunk = sequences.trunk if frozen_trunk_of(model) else None
+    return TokenLayout.of(sequences, packed=packed, final=final, multiple=multiple, trunk=trunk)
 
 
 def unknown_logprobs(sequences: Sequences, like: Tensor) -> Tensor:

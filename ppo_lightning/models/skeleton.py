@@ -13,7 +13,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ppo_lightning.models.attention import ATTENTION
-from ppo_lightning.models.reading import Reading, attention_window, keep_reading, learn_reading
+from ppo_lightning.models.frozen_trunk import (
+    FrozenTrunk,
+    frozen_blocks,
+    keep_frozen_trunk,
+    learn_frozen_trunk,
+    trained_names,
+)
+from ppo_lightning.models.reading import (
+    Reading,
+    attention_window,
+    keep_reading,
+    learn_reading,
+    reading_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,9 +73,7 @@ def guess_reading(model: Any, *, packing: bool) -> Reading:
         packing: Whether to try to leave padding out.
     """
     try:
-        make: Any = AutoModelForCausalLM.from_config
-        small = make(_small(model.config))
-        reading = learn_reading(small.eval(), packing=packing)
+        reading = learn_reading(_small_model(model), packing=packing)
     except _CANNOT:
         reading = Reading()
     if reading.packed:
@@ -70,6 +81,37 @@ def guess_reading(model: Any, *, packing: bool) -> Reading:
         reading = replace(reading, longest=attention_window(model.config))
     keep_reading(model, reading)
     return reading
+
+
+def guess_frozen_trunk(model: Any) -> FrozenTrunk | None:
+    """Find out behind which blocks a model without weights would begin.
+
+    As ``learn_frozen_trunk`` does with a model that is loaded.
+
+    Args:
+        model: Causal language model with what is trained of it; how it is read is known.
+    """
+    trunk = None
+    names, depth = frozen_blocks(model)
+    if depth:
+        try:
+            small = _small_model(model)
+            learn_reading(small, packing=reading_of(model).packed)
+            small.requires_grad_(False)
+            small.get_submodule(frozen_blocks(small)[0][-1]).requires_grad_(True)
+            trunk = learn_frozen_trunk(small)
+        except _CANNOT:
+            trunk = None
+    if trunk is not None:
+        trunk = replace(trunk, names=names, depth=depth, trained=trained_names(model))
+    keep_frozen_trunk(model, trunk)
+    return trunk
+
+
+def _small_model(model: Any) -> PreTrainedModel:
+    make: Any = AutoModelForCausalLM.from_config
+    small: PreTrainedModel = make(_small(model.config)).eval()
+    return small
 
 
 _CANNOT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from ppo_lightning.errors import ModelError
-from ppo_lightning.functional import accumulation_dtype
+from ppo_lightning.functional import accumulation_dtype, autocast_off
 from ppo_lightning.models.inputs import ModelInputs, call_model
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.settings import keep_settings, settings_of
@@ -55,9 +54,7 @@ class ValueHead(nn.Linear):
         """Map ``[..., H]`` to ``[..., 1]`` float32 (float64 for float64 states)."""
         dtype = accumulation_dtype(hidden)
         bias = None if self.bias is None else self.bias.to(dtype)
-        device = hidden.device.type
-        autocast = torch.is_autocast_enabled(device)  # entering the context alone takes its time
-        with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        with autocast_off(hidden.device.type):
             return nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), bias)
 
 

@@ -26,9 +26,10 @@ from ppo_lightning.rollout import (
     completions_of,
     finite_scores,
     score_with_networks,
+    with_frozen_states,
 )
 from ppo_lightning.rollout.experience import Reference
-from ppo_lightning.types import Completions, Experience, PromptBatch, Rollout
+from ppo_lightning.types import Completions, Experience, PromptBatch, Rollout, Sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +119,15 @@ class Collection:
                 completions, groups=prompts.groups, reduce=all_reduce_sum, iteration=iteration
             )
         with self.stage("scoring"):
-            networks, finite = finite_scores(self._network_scores(rollout))
+            sequences = self.with_frozen_states(rollout.sequences)
+            networks, finite = finite_scores(self._network_scores(sequences))
             kept = finite & _scored(result, rollout)
             experience, shaped = self._build(
                 rollout,
                 result,
                 networks,
                 kept,
+                trunk=sequences.trunk,
                 kl_coef=kl_coef,
                 num_responses=num_responses,
                 iteration=iteration,
@@ -147,7 +150,7 @@ class Collection:
         result: RewardResult,
         networks: NetworkScores,
         kept: Tensor,
-        **numbers: Any,
+        **options: Any,
     ) -> tuple[Experience, ShapedRollout]:
         return build_experience(
             rollout,
@@ -158,7 +161,7 @@ class Collection:
             ppo=self.ppo,
             kl=self.kl,
             reduce=all_reduce_sum,
-            **numbers,
+            **options,
         )
 
     def _used(self, kept: Tensor, rollout: Rollout, result: RewardResult) -> Tensor:
@@ -180,10 +183,17 @@ class Collection:
             policy_version=policy_version,
         )
 
-    def _network_scores(self, rollout: Rollout) -> NetworkScores:
+    def with_frozen_states(self, sequences: Sequences) -> Sequences:
+        """Add what the actor's frozen blocks make of a rollout's tokens, if it has any."""
+        with self.precision():
+            return with_frozen_states(
+                sequences, self.networks, max_tokens=self.ppo.microbatch_tokens
+            )
+
+    def _network_scores(self, sequences: Sequences) -> NetworkScores:
         with self.precision():
             return score_with_networks(
-                rollout.sequences,
+                sequences,
                 networks=self.networks,
                 reference=self.reference,
                 temperature=self.sampling.temperature,

@@ -154,7 +154,7 @@ class HeldOut:
         ]
 
     def _generate(self, prompts: PromptBatch, writer: Writer, *, greedy: bool) -> Rollout:
-        def run(model: nn.Module) -> Rollout:
+        def run(model: nn.Module, prompts: PromptBatch) -> Rollout:
             return self.engine.generate(
                 model,
                 prompts,
@@ -165,9 +165,10 @@ class HeldOut:
             )
 
         if writer == "policy":
-            return run(self.networks.actor)
+            return run(self.networks.actor, prompts)
         with self.reference.causal_lm() as model:
-            return run(model)
+            found = run(model, prompts.to(self.reference.device))
+        return found.to(prompts.prompt_ids.device)
 
     def _token_scores(self, sequences: Sequences, writer: Writer) -> dict[str, Tensor]:
         """Writer's log-probs and entropy, and the reference's log-probs. ``[B, R]`` each."""

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
 from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.functional import lr_factor
+from ppo_lightning.modules.offload import OffloadedAdam
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
 _UNUSABLE = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -61,7 +62,7 @@ def optimizer_over(
         config: Class and its arguments.
 
     Raises:
-        ConfigError: An unknown class, or a setting that it lacks.
+        ConfigError: An unknown class, a setting that it lacks, or one that cannot be offloaded.
     """
     cls = _optimizer_class(config.name)
     options = {**_settings_for(cls, config), **config.options}
@@ -70,7 +71,7 @@ def optimizer_over(
         {"params": list(params), "lr": lr, "name": name} for name, (params, lr) in groups.items()
     ]
     try:
-        optimizer: Optimizer = cls(entries, **options)
+        optimizer = _offloaded(cls, entries, options) if config.offload else cls(entries, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"`optimizer`: {cls.__name__} refuses its settings: {error}") from error
     if issubclass(cls, _FUSED):
@@ -163,6 +164,18 @@ def _optimizer_class(name: str) -> Any:
             "default."
         )
     return found
+
+
+def _offloaded(
+    cls: Any, entries: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> OffloadedAdam:
+    """Build an optimiser whose states stay on the CPU."""
+    if cls not in _FUSED:
+        raise ConfigError(
+            f"`optimizer.offload` is for Adam and AdamW, and `optimizer.name` is {cls.__name__}: "
+            "leave `offload` out, or set `name: AdamW`."
+        )
+    return OffloadedAdam(entries, cls, **options)
 
 
 def _fill_adam_state(optimizer: Optimizer) -> None:

@@ -66,7 +66,7 @@ from ppo_lightning.modules.update_steps import PENALTY, UpdateSteps
 from ppo_lightning.modules.updater import Updater
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardTerm
 from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
-from ppo_lightning.types import Experience, PromptBatch
+from ppo_lightning.types import Experience, PromptBatch, Sequences
 
 
 class PPOModule(UpdateSteps):
@@ -190,6 +190,10 @@ class PPOModule(UpdateSteps):
         self.ledger.add_rollout(collected, kl_coef)
         call_listeners(self, "on_rollout_end", collected)
         return collected.experience
+
+    def with_frozen_states(self, sequences: Sequences) -> Sequences:
+        """Add what the actor's frozen blocks make of a buffer, as ``collect`` does."""
+        return self._collection().with_frozen_states(sequences)
 
     def _collection(self) -> Collection:
         assert self.networks is not None

@@ -6,7 +6,9 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -117,17 +119,23 @@ class HTTPReward(Reward):
             ConfigError: httpx is missing, or the variable with the token is.
             RewardError: The server is not ready in time, or refuses.
         """
-        if self._mine() is None:
-            self._greet(self._opened())
+        with self._setting_up:  # the others wait as well
+            if not self._is_open():
+                self._greet()
 
     def fingerprint(self) -> str:
         """Digest of the server's model, where it told one; ``""`` before ``setup``."""
         return self._fingerprint
 
     def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        client, self._client, self._fingerprint = self._mine(), None, ""
-        if client is not None:
+        """Close the connections; the next call opens new ones.
+
+        Where another thread waits for an answer, it gets that and closes them afterwards.
+        """
+        with self._opening:
+            client, self._client, self._fingerprint = self._mine(), None, ""
+            unused = client not in self._asking
+        if client is not None and unused:
             client.close()
 
     def __call__(self, completions: Completions) -> list[float]:
@@ -136,14 +144,14 @@ class HTTPReward(Reward):
         Raises:
             RewardError: There is no score: names the server, the sample, and what was received.
         """
-        client = self._opened()
-        requests = requests_of(
-            completions,
-            fields=self.fields,
-            send_metadata=self.send_metadata,
-            batch_size=self.batch_size,
-        )
-        outcomes = client.ask(requests, stop_at_trouble=self.on_failure == "error")
+        with self._leased() as client:
+            requests = requests_of(
+                completions,
+                fields=self.fields,
+                send_metadata=self.send_metadata,
+                batch_size=self.batch_size,
+            )
+            outcomes = client.ask(requests, stop_at_trouble=self.on_failure == "error")
         return self._scores(requests, outcomes, completions)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,12 +167,17 @@ class HTTPReward(Reward):
         self._client, self._fingerprint = None, ""
         self._opened_by = 0
         self._inherited: list[ScoreClient] = []
-        self._opening = threading.Lock()  # several threads may ask
+        self._asking: Counter[ScoreClient] = Counter()
+        # Several threads may ask, and close.
+        self._opening, self._setting_up = threading.Lock(), threading.Lock()
 
     # ------------------------------------------------------------------ the connection
 
     def _mine(self) -> ScoreClient | None:
-        """Return the client, unless it is that of the process that this one was forked from."""
+        """Return the client, unless it is that of the process that this one was forked from.
+
+        To be called with ``_opening`` held.
+        """
         if self._client is not None and self._opened_by != os.getpid():
             # Its thread does not run here, and its sockets are the parent's: never touched, never
             # collected.
@@ -172,14 +185,30 @@ class HTTPReward(Reward):
             self._client = None
         return self._client
 
-    def _opened(self) -> ScoreClient:
-        """Return the client of this process, made if need be."""
+    def _is_open(self) -> bool:
+        with self._opening:
+            return self._mine() is not None
+
+    @contextmanager
+    def _leased(self) -> Iterator[ScoreClient]:
+        """Have the client of this process, made if need be; ``close`` leaves it open that long."""
         with self._opening:
             client = self._mine()
             if client is None:
                 client = self._client = ScoreClient(self._settings())
                 self._opened_by = os.getpid()
-            return client
+            self._asking[client] += 1
+        try:
+            yield client
+        finally:
+            with self._opening:
+                self._asking[client] -= 1
+                unused = self._asking[client] == 0
+                if unused:
+                    del self._asking[client]
+                closed = client is not self._client
+            if unused and closed:
+                client.close()
 
     def _settings(self) -> ClientSettings:
         return ClientSettings(
@@ -212,23 +241,26 @@ class HTTPReward(Reward):
             )
         return token
 
-    def _greet(self, client: ScoreClient) -> None:
-        if self.health is None:
-            return
-        try:
-            said = client.health(self.health, within=self.startup_timeout)
-            if said.get("version", VERSION) != VERSION:
-                raise Trouble(
-                    f"speaks version {said['version']!r:.20} of the contract",
-                    f"This client speaks version {VERSION}: install matching releases.",
-                )
-        except Trouble as trouble:
-            self.close()
-            raise self._error(trouble.what, trouble.remedy) from trouble
-        except BaseException:
-            self.close()
-            raise
-        self._fingerprint = str(said.get("fingerprint") or "")
+    def _greet(self) -> None:
+        with self._leased() as client:
+            if self.health is None:
+                return
+            try:
+                said = client.health(self.health, within=self.startup_timeout)
+                if said.get("version", VERSION) != VERSION:
+                    raise Trouble(
+                        f"speaks version {said['version']!r:.20} of the contract",
+                        f"This client speaks version {VERSION}: install matching releases.",
+                    )
+            except Trouble as trouble:
+                self.close()
+                raise self._error(trouble.what, trouble.remedy) from trouble
+            except BaseException:
+                self.close()
+                raise
+            with self._opening:
+                if client is self._client:  # not closed meanwhile
+                    self._fingerprint = str(said.get("fingerprint") or "")
 
     # ------------------------------------------------------------------ its answers
 
@@ -291,4 +323,12 @@ class HTTPReward(Reward):
         return RewardError(" ".join(part for part in parts if part), sample=sample)
 
 
-_OF_THIS_PROCESS = ("_client", "_fingerprint", "_opened_by", "_inherited", "_opening")
+_OF_THIS_PROCESS = (
+    "_client",
+    "_fingerprint",
+    "_opened_by",
+    "_inherited",
+    "_asking",
+    "_opening",
+    "_setting_up",
+)

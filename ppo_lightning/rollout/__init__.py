@@ -19,6 +19,7 @@ from ppo_lightning.rollout.experience import (
     finite_scores,
     score_in_parts,
     score_with_networks,
+    with_frozen_states,
 )
 from ppo_lightning.rollout.loader import RolloutLoader
 from ppo_lightning.rollout.minibatches import microbatch_rows, minibatch_rows
@@ -51,4 +52,5 @@ __all__ = [
     "save_buffer",
     "score_in_parts",
     "score_with_networks",
+    "with_frozen_states",
 ]

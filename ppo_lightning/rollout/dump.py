@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ppo_lightning.errors import DataError
 from ppo_lightning.io import open_atomic
@@ -24,18 +25,23 @@ class DumpedBuffer:
         num_minibatches: Optimiser steps in one pass.
         num_epochs: Passes.
         seed: Of the shuffles.
+        response_mask: Tokens that were sampled, also of responses that the losses do not count.
+            What frozen blocks make of them is not written: it is made again, of all of them.
+            ``[B, R]`` bool, or None.
     """
 
     experience: Experience
     num_minibatches: int
     num_epochs: int
     seed: int
+    response_mask: Tensor | None = None
 
 
 def save_buffer(dumped: DumpedBuffer, path: str | Path) -> None:
     """Write a buffer as plain tensors and numbers; the file appears whole or not at all."""
-    content = {"format_version": FORMAT_VERSION, **asdict(dumped)}
-    content["experience"] = _on_cpu(content["experience"])
+    bare = replace(dumped.experience.sequences, trunk=None)
+    dumped = replace(dumped, experience=replace(dumped.experience, sequences=bare))
+    content = {"format_version": FORMAT_VERSION, **_on_cpu(asdict(dumped))}
     with open_atomic(path) as file:
         torch.save(content, file)
 
@@ -66,4 +72,4 @@ def load_buffer(path: str | Path) -> DumpedBuffer:
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _on_cpu(part) for name, part in value.items()}
-    return value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else value
+    return value.detach().cpu().contiguous() if isinstance(value, Tensor) else value

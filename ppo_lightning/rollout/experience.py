@@ -21,7 +21,7 @@ from ppo_lightning.functional import (
 )
 from ppo_lightning.models import ActorCritic, PolicyOutput
 from ppo_lightning.rollout.minibatches import microbatch_rows
-from ppo_lightning.types import Experience, Rollout, Sequences
+from ppo_lightning.types import Experience, Rollout, Sequences, TrunkStates
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -71,6 +71,26 @@ class ShapedRollout:
     rewards: Tensor
     raw_advantages: Tensor
     mask: Tensor
+
+
+def with_frozen_states(
+    sequences: Sequences, networks: ActorCritic, *, max_tokens: int | None
+) -> Sequences:
+    """Run the actor's frozen blocks once for all passes over a buffer, in microbatches.
+
+    Args:
+        sequences: The rollout's tokens.
+        networks: Actor and critic.
+        max_tokens: Token budget of a microbatch.
+
+    Returns:
+        The sequences with what these blocks make of them; as they are where the actor has none.
+    """
+    if not networks.has_frozen_trunk:
+        return sequences
+    limit, packed = max_tokens or SCORING_TOKENS, networks.packs(sequences)
+    groups = microbatch_rows(sequences, max_tokens=limit, packed=packed)
+    return networks.with_frozen_states(sequences, groups)
 
 
 def score_with_networks(
@@ -208,6 +228,7 @@ def build_experience(
     num_responses: int,
     iteration: int,
     token_scores: Tensor | None = None,
+    trunk: TrunkStates | None = None,
 ) -> tuple[Experience, ShapedRollout]:
     """Shape token rewards, estimate advantages, whiten over the whole buffer.
 
@@ -223,6 +244,7 @@ def build_experience(
         num_responses: Responses over all ranks.
         iteration: Number of the iteration.
         token_scores: Rewards that belong to tokens, weighted. ``[B, R]``, or None.
+        trunk: What the actor's frozen blocks make of the rollout, if the update is to begin there.
     """
     mask = rollout.response_mask & used[:, None]
     rewards = token_rewards(
@@ -238,7 +260,7 @@ def build_experience(
         raw = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
     advantages = _whitened(raw, mask, ppo, reduce)
     experience = Experience(
-        sequences=replace(rollout.sequences, response_mask=mask),
+        sequences=replace(rollout.sequences, response_mask=mask, trunk=trunk),
         old_logprobs=networks.logprobs,
         old_values=networks.values,
         ref_logprobs=networks.ref_logprobs,

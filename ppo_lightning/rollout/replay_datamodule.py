@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ppo_lightning.rollout.base_datamodule import ValidationSwitch
@@ -53,5 +54,12 @@ class ReplayDataModule(ValidationSwitch):
     def _experience(self) -> Experience:
         assert self.dumped is not None
         trainer: Any = self.trainer
-        trainer.lightning_module.begin_iteration(self.dumped.experience.iteration)
-        return self.dumped.experience.to(trainer.lightning_module.device)
+        module = trainer.lightning_module
+        experience = self.dumped.experience.to(module.device)
+        module.begin_iteration(experience.iteration)
+        if (mask := self.dumped.response_mask) is None:
+            return experience
+        # In the company in which the states of the original were made, dropped responses included.
+        sampled = replace(experience.sequences, response_mask=mask.to(module.device))
+        trunk = module.with_frozen_states(sampled).trunk
+        return replace(experience, sequences=replace(experience.sequences, trunk=trunk))

@@ -45,6 +45,15 @@ def test_t10_dropout_is_off_everywhere(tmp_path, lora):
     assert max(s.first_ratio_error for s in stats) < 1e-5
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_model_dir, tmp_path_factory):
+    """Parameters after two iterations with nothing set."""
+    module = ppo_module(tiny_model_dir)
+    folder = tmp_path_factory.mktemp("plain")
+    fit(folder, module, data_module(), max_epochs=2, enable_checkpointing=False)
+    return parameters(module)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -72,20 +81,18 @@ def test_t10_dropout_is_off_everywhere(tmp_path, lora):
     ],
     ids=str,
 )
-def test_every_setting_runs_and_changes_the_result(tiny_model_dir, tmp_path, settings):
-    plain = ppo_module(tiny_model_dir)
-    fit(tmp_path, plain, data_module(), max_epochs=2, enable_checkpointing=False)
+def test_every_setting_runs_and_changes_the_result(tiny_model_dir, plain, tmp_path, settings):
     module = ppo_module(tiny_model_dir, **settings)
     stats = fit(tmp_path, module, data_module(), max_epochs=2, enable_checkpointing=False).stats
     assert all(p.isfinite().all() for p in module.parameters())
     assert stats[-1].steps_taken == 4
     if "gradient_checkpointing" in str(settings):
-        for name, value in parameters(plain).items():
+        for name, value in plain.items():
             assert_close(dict(module.named_parameters())[name], value, msg=name)
     elif "lora" not in str(settings):
         assert any(
             not value.equal(dict(module.named_parameters())[name])
-            for name, value in parameters(plain).items()
+            for name, value in plain.items()
             if name in dict(module.named_parameters())
         )
 

@@ -9,7 +9,7 @@ from tests.helpers.runs import data_module, fit, ppo_module
 BOUND, LONGEST = 4.0, 8
 
 
-def run(model_dir, tmp_path, *, constraint=None):
+def run(model_dir, tmp_path, *, epochs, constraint=None):
     """What was measured in a run that is paid for every token."""
     terms = [RewardTerm(name="longer", component=ResponseLength(), weight=0.3)]
     if constraint is not None:
@@ -24,7 +24,7 @@ def run(model_dir, tmp_path, *, constraint=None):
         reward_processing=RewardProcessing(clip=None),
     )
     data = data_module(buffer={"num_prompts": 32, "num_minibatches": 2})
-    return fit(tmp_path, module, data, max_epochs=40, enable_checkpointing=False).stats
+    return fit(tmp_path, module, data, max_epochs=epochs, enable_checkpointing=False).stats
 
 
 def test_length_is_held_at_its_bound(tiny_llama_dir, tmp_path):
@@ -34,7 +34,7 @@ def test_length_is_held_at_its_bound(tiny_llama_dir, tmp_path):
     token costs what it is paid, 0.3: below it length pays, above it does not.
     """
     held = Constraint(bound=BOUND, lr=0.01, damping=0.1, max=2.0)
-    stats = run(tiny_llama_dir, tmp_path, constraint=held)
+    stats = run(tiny_llama_dir, tmp_path, epochs=40, constraint=held)
     multipliers = [s.components["held"].multiplier for s in stats]
     lengths = [s.response_length_mean for s in stats]
     print([round(n, 1) for n in lengths], [round(m, 2) for m in multipliers])
@@ -44,5 +44,5 @@ def test_length_is_held_at_its_bound(tiny_llama_dir, tmp_path):
 
 
 def test_without_it_the_longest_wins(tiny_llama_dir, tmp_path):
-    stats = run(tiny_llama_dir, tmp_path)
-    assert fmean(s.response_length_mean for s in stats[-10:]) > 7.5
+    stats = run(tiny_llama_dir, tmp_path, epochs=20)
+    assert fmean(s.response_length_mean for s in stats[10:]) > 7.5

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_lightning.types import MiniBatch, Sequences, TensorRecord
+from ppo_lightning.types import MiniBatch, Sequences, TensorRecord, TrunkStates
 from tests.helpers.buffers import experience_of, rollout_of
 from tests.helpers.sequences import sequences_of
 
@@ -40,8 +40,8 @@ def test_trimming_changes_neither_ids_nor_masks_of_what_is_real():
     assert trimmed.prompt_ids.shape == (3, 4)
     assert trimmed.response_ids.shape == (3, 3)
     tight = sequences_of(PROMPTS, RESPONSES, padding=99)
-    for field in fields(Sequences):
-        assert torch.equal(getattr(trimmed, field.name), getattr(tight, field.name))
+    for name in ("prompt_ids", "prompt_mask", "response_ids", "response_mask"):
+        assert torch.equal(getattr(trimmed, name), getattr(tight, name))
     assert trimmed.num_padded_tokens == 3 * 7
 
 
@@ -128,3 +128,18 @@ def test_only_copies_to_a_gpu_are_not_waited_for(device):
     Moved.asked.clear()
     TensorRecord.to(replace(moving, **dict.fromkeys(only)), device)
     assert Moved.asked == [(str(device), "cuda" in str(device))]
+
+
+# States of frozen blocks
+
+
+def test_states_follow_the_sequences_that_they_are_of():
+    sequences = sequences_of(PROMPTS, RESPONSES, extra=2)
+    states = sequences.input_ids.flatten()[:, None].float()  # each token's own id
+    places = torch.arange(len(states)).view_as(sequences.input_ids)
+    known = replace(sequences, trunk=TrunkStates(states=states, places=places))
+    part = known.select(torch.tensor([2, 0])).trimmed().to("cpu")
+    cells = torch.arange(part.input_ids.numel()).view_as(part.input_ids)
+    assert torch.equal(part.trunk.at(cells)[..., 0], part.input_ids.float())
+    assert part.trunk.states.shape == states.shape
+    assert part.trunk.at(torch.tensor([999])).shape == (1, 1)  # behind the end: any token's

@@ -145,26 +145,6 @@ class Decoded:
             ended=torch.zeros(rows, dtype=torch.bool, device=device),
         )
 
-    def stopped_by_text(self, rows: Tensor, sampling: SamplingConfig, stops: StopRules) -> Tensor:
-        """Say which responses contain a stop string by now.
-
-        Args:
-            rows: Responses to look at. ``[N]`` long.
-            sampling: Has the stop strings.
-            stops: Has the tokenizer.
-
-        Returns:
-            ``[N]`` bool.
-        """
-        if stops.decoder is None:
-            raise ValueError("`stop_strings` needs a tokenizer to look for them.")
-        found = []
-        for row in rows.tolist():
-            ids = self.ids[row, : int(self.lengths[row])].tolist()
-            text = stops.decoder.decode(ids, skip_special_tokens=True)
-            found.append(any(stop in text for stop in sampling.stop_strings))
-        return torch.tensor(found, dtype=torch.bool, device=rows.device)
-
 
 class BatchedEngine(RolloutEngine):
     """Decodes ``sampling.batch_size`` rows at once and joins the batches."""

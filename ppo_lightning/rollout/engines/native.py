@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ppo_lightning.configs import DType, SamplingConfig
-from ppo_lightning.functional import hash_uniform, position_ids
+from ppo_lightning.functional import autocast_off, hash_uniform, position_ids
 from ppo_lightning.models import base_causal_lm, check_decoding, decode_step, reading_of
 from ppo_lightning.rollout.engines.base import (
     BatchedEngine,
@@ -27,6 +27,7 @@ from ppo_lightning.rollout.engines.base import (
 )
 from ppo_lightning.rollout.engines.draw import draw_tokens
 from ppo_lightning.rollout.engines.slots import SlotDecoder
+from ppo_lightning.rollout.engines.stop_text import TextStops
 from ppo_lightning.types import PromptBatch, Rollout
 
 
@@ -69,9 +70,9 @@ class NativeEngine(BatchedEngine):
         policy_version: int,
         greedy: bool = False,
     ) -> Rollout:
-        if self.dtype is not None and self.dtype != base_causal_lm(model).dtype:
-            model = _copy_in(self.dtype, base_causal_lm(model))
         base = base_causal_lm(model)
+        if self.dtype is not None and len(prompts) and self.dtype != base.dtype:
+            base = model = _copy_in(self.dtype, base)
         width = prompts.prompt_ids.shape[1] + sampling.max_new_tokens
         if len(prompts) == 0 or not reading_of(base).takes_slots(width):
             with self._arithmetic(prompts):
@@ -99,7 +100,7 @@ class NativeEngine(BatchedEngine):
         device = prompts.prompt_ids.device.type
         if self.dtype is None and device != "cpu":
             return nullcontext()
-        return torch.autocast(device, enabled=False)
+        return autocast_off(device)
 
     @override
     def decode_batch(
@@ -120,6 +121,7 @@ class NativeEngine(BatchedEngine):
         places = position_ids(mask)
         out = Decoded.empty(rows, sampling.max_new_tokens, stops.pad_id, device)
         end_ids = torch.tensor(stops.end_ids, dtype=torch.long, device=device)
+        texts = TextStops.build(sampling, stops)
         step_ids, start, cache = prompts.prompt_ids, 0, None
         for t in range(sampling.max_new_tokens):
             end = width + t
@@ -127,7 +129,7 @@ class NativeEngine(BatchedEngine):
             uniforms = None if greedy else hash_uniform(prompts.keys, t)
             banned = stops.end_ids if t < sampling.min_new_tokens else ()
             ids, logprobs = draw_tokens(logits, uniforms, sampling=sampling, banned_ids=banned)
-            _record(out, t, ids, logprobs, end_ids, sampling, stops)
+            _record(out, t, ids, logprobs, end_ids, texts)
             if bool(out.ended.all()):
                 break
             step_ids, start = ids[:, None], end
@@ -150,8 +152,7 @@ def _record(
     ids: Tensor,
     logprobs: Tensor,
     end_ids: Tensor,
-    sampling: SamplingConfig,
-    stops: StopRules,
+    texts: TextStops | None,
 ) -> None:
     """Append the drawn tokens to the rows that are still going."""
     going = ~out.ended
@@ -159,6 +160,6 @@ def _record(
     out.logprobs[:, t] = logprobs.where(going, out.logprobs[:, t])
     out.lengths += going
     out.ended |= going & torch.isin(ids, end_ids)
-    if sampling.stop_strings:
+    if texts is not None:
         rows = (~out.ended).nonzero()[:, 0]
-        out.ended[rows] = out.stopped_by_text(rows, sampling, stops)
+        out.ended[rows] = texts.ended(rows, out)

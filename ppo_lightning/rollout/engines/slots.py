@@ -26,6 +26,7 @@ from ppo_lightning.rollout.engines.graphs import (
     can_be_recorded,
     cuda_capture,
 )
+from ppo_lightning.rollout.engines.stop_text import TextStops
 from ppo_lightning.types import PromptBatch
 
 PROMPT_TOKENS = 8192
@@ -104,6 +105,7 @@ class SlotDecoder:
         self.out = Decoded.empty(count, sampling.max_new_tokens, stops.pad_id, torch.device("cpu"))
         self.out.logprobs = self.out.logprobs.to(self._device)
         self._end_ids = torch.tensor(stops.end_ids, dtype=torch.long)
+        self._texts = TextStops.build(sampling, stops)
         self._next_row = 0
         self._step = _step(model, self.memory, self._device, cuda_graphs)
 
@@ -184,8 +186,8 @@ class SlotDecoder:
         self.out.ids[rows, steps] = ids
         self.out.lengths[rows] += 1
         ended = torch.isin(ids, self._end_ids)
-        if self.sampling.stop_strings:
-            ended |= self.out.stopped_by_text(rows, self.sampling, self.stops)
+        if self._texts is not None:
+            ended |= self._texts.ended(rows, self.out)
         self.out.ended[rows] = ended
         slots.last_ids[into], slots.steps[into] = ids, steps + 1
         slots.going[into] = ~ended & (steps + 1 < self.sampling.max_new_tokens)

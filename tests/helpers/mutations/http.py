@@ -120,4 +120,13 @@ MUTATIONS = (
         "return [[] if row is None else row for row in rows]",
         "unit/rewards/test_batching.py::test_ids_that_were_not_sent_are_not_taken_for_none",
     ),
+    # A thread does not wait for the server that another one waits for.
+    fault(
+        "T30",
+        _HTTP,
+        "with self._setting_up:",
+        "if True:",
+        "unit/rewards/test_http_life.py::"
+        "test_several_threads_may_set_up_and_all_wait_for_the_server",
+    ),
 )

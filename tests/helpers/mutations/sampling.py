@@ -234,4 +234,19 @@ MUTATIONS = (
         "",
         "unit/rollout/test_engines.py::test_t21_activation_checkpointing_changes_no_id_and_no_pass",
     ),
+    # A tail that is cut wherever, and one that is believed.
+    fault(
+        "T14",
+        "rollout/engines/stop_text.py",
+        "if kept >= self._anchors:",
+        "if True:",
+        "unit/rollout/test_stop_text.py::test_a_string_that_shows_late_is_found",
+    ),
+    fault(
+        "T14",
+        "rollout/engines/stop_text.py",
+        "if self._found(tail) and (start == 0 or self._found(ids.tolist())):",
+        "if self._found(tail):",
+        "unit/rollout/test_stop_text.py::test_a_string_that_the_tail_alone_holds_is_none",
+    ),
 )

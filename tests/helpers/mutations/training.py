@@ -4,6 +4,27 @@ from tests.helpers.mutations.base import fault
 
 MUTATIONS = (
     fault(
+        "T53",
+        "modules/offload.py",
+        "        _copy_settings(self.param_groups, self._inner.param_groups)\n",
+        "",
+        "unit/modules/test_offload.py::test_numbers_are_those_of_the_plain_class",
+    ),
+    fault(
+        "T53",
+        "modules/offload.py",
+        "            row.parameter.copy_(row.weight, non_blocking=True)\n",
+        "",
+        "unit/modules/test_offload.py::test_parameters_stay_the_tensors_that_others_hold",
+    ),
+    fault(
+        "T55",
+        "models/adapters.py",
+        "            weight.copy_(own[name])\n",
+        "            own[name].copy_(weight)\n",
+        "unit/models/test_quantised_base.py::test_an_export_is_merged_into_the_original_weights",
+    ),
+    fault(
         "T38",
         "modules/update.py",
         "        backward(terms.loss + touch(idle) if idle else terms.loss)\n",
@@ -125,18 +146,17 @@ MUTATIONS = (
     ),
     fault(
         "T44",  # of a norm's backward pass, which runs inside of autocast
-        "models/fused_layers.py",
-        "with torch.autocast(x.device.type, enabled=False):",
+        "models/fused/norms.py",
+        "with autocast_off(x.device.type):",
         "if True:",
-        "unit/models/test_fused_layers.py::"
-        "test_mixed_precision_rounds_nothing_in_the_backward_pass",
+        "unit/models/test_fused_norms.py::test_mixed_precision_rounds_nothing_in_the_backward_pass",
     ),
     fault(
         "T44",
-        "models/fused_layers.py",
-        "x.dtype == weight.dtype == torch.float32",
-        "x.dtype == weight.dtype",
-        "unit/models/test_fused_layers.py::test_dtypes_are_the_familys",
+        "models/fused/norms.py",
+        "x.dtype == self.weight.dtype == torch.float32",
+        "x.dtype == self.weight.dtype",
+        "unit/models/test_fused_norms.py::test_dtypes_are_the_familys",
     ),
     fault(
         "T45",

@@ -5,12 +5,20 @@ import json
 import pytest
 
 from ppo_lightning.cli.main import main
+from ppo_lightning.estimate import Estimate, Estimator, StagePeak
 from tests.helpers.cli import changed, run_cli, tiny_config, write_config
+from tests.helpers.tiny_models import build_llama
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """One block: more of them are more of the same operations."""
+    return build_llama(tmp_path_factory.mktemp("tiny") / "llama", num_hidden_layers=1)
 
 
 @pytest.fixture
-def config(tiny_llama_dir, tmp_path):
-    return tiny_config(tiny_llama_dir, tmp_path / "run")
+def config(policy, tmp_path):
+    return tiny_config(policy, tmp_path / "run")
 
 
 @pytest.fixture
@@ -52,7 +60,9 @@ def test_nothing_is_written_or_loaded(tell, config, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_fits_is_said_and_what_does_not_is_mended(tell, config):
+def test_what_fits_is_said_and_what_does_not_is_mended(tell, config, monkeypatch):
+    shared = Estimator()  # remembers the passes of the run that is asked about three times
+    monkeypatch.setattr("ppo_lightning.estimate.Estimator", lambda: shared)
     assert tell(config, "--fit", "2")[1].out.splitlines()[-1].startswith("It fits 2048 MB: ")
     # Long responses: nearly all is theirs, and shorter microbatches make room.
     config = changed(config, "model.init_args.sampling.max_new_tokens", 100)
@@ -69,16 +79,35 @@ def test_what_fits_is_said_and_what_does_not_is_mended(tell, config):
     assert text.splitlines()[-1].strip().startswith("--model.ppo.microbatch_tokens ")
 
 
-def test_the_options_that_are_told_are_those_of_fit(tell, config):
+class Shrinking:
+    """Counts less for each run that it has not seen yet, so that every change saves something."""
+
+    def __init__(self):
+        self.runs = []
+
+    def __call__(self, run):
+        if run not in self.runs:
+            self.runs.append(run)
+        size = 2**30 - 2**20 * self.runs.index(run)
+        return Estimate(stages=(StagePeak(name="load", parts={"actor": size}),), device=run.device)
+
+
+def test_the_options_that_are_told_are_those_of_fit(tell, config, monkeypatch):
+    """Given as they are told, they make the run that the saving is of."""
+    estimator = Shrinking()
+    monkeypatch.setattr("ppo_lightning.estimate.Estimator", lambda: estimator)
     config = changed(config, "model.init_args.sampling.max_new_tokens", 100)
     config = changed(config, "data.init_args.buffer", {"num_prompts": 64, "num_minibatches": 1})
     told = tell(config, "--fit", "0.001")[1].out.splitlines()
     options = [line.split()[2:] for line in told if " MB  --" in line]
     assert len(options) > 3
+    tried = estimator.runs[1:]
     for option in options:
         words = [word for word in option if not word.startswith("(")]
         given = words[: 2 * sum(word.startswith("--") for word in words)]
+        estimator.runs = []
         assert tell(config, *given)[0] == 0
+        assert estimator.runs[0] in tried
 
 
 def test_a_run_of_several_ranks_and_another_device(tell, config):

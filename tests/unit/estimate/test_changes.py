@@ -1,10 +1,17 @@
 """The cheapest changes that make a run fit."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from ppo_lightning.configs import LoraConfig, PolicyConfig, PPOConfig, ReferenceConfig
+from ppo_lightning.configs import (
+    LoraConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    PPOConfig,
+    ReferenceConfig,
+)
 from ppo_lightning.estimate.changes import STEPS, find_fit
 from ppo_lightning.estimate.run import RewardModel, Run
 
@@ -75,10 +82,10 @@ def test_where_nothing_is_enough_that_is_said():
 
 def test_what_is_done_already_is_no_change():
     run = Run(
-        policy=PolicyConfig(path="x", lora=LoraConfig(), dtype="bfloat16"),
+        policy=PolicyConfig(path="x", lora=LoraConfig(), dtype="bfloat16", quantization="nf4"),
         prompt_tokens=32,
         ppo=PPOConfig(microbatch_tokens=96),
-        reference=ReferenceConfig(dtype="bfloat16"),
+        reference=ReferenceConfig(dtype="bfloat16", quantization="int8"),
         precision="bf16-mixed",
         mapped=True,
     )
@@ -93,7 +100,32 @@ def test_what_is_done_already_is_no_change():
     }
 
 
+def test_states_of_frozen_blocks_can_be_done_without():
+    def offered(lora):
+        run = Run(policy=PolicyConfig(path="x", lora=lora), prompt_tokens=32)
+        return {key for step in STEPS if (change := step(run)) for key in change.settings}
+
+    key = "model.init_args.policy.cache_frozen_trunk"
+    assert key in offered(LoraConfig(layers=2))
+    assert key not in offered(LoraConfig()) | offered(None)
+
+
 def test_no_change_but_for_the_run_it_names():
     for change in filter(None, (step(RUN) for step in STEPS)):
         assert change.run != RUN
         assert change.price
+
+
+@pytest.mark.parametrize(
+    ("device", "optimizer", "offered"),
+    [
+        ("cuda", OptimizerConfig(), True),
+        ("cuda", OptimizerConfig(offload=True), False),
+        ("cuda", OptimizerConfig(name="SGD"), False),
+        ("cpu", OptimizerConfig(), False),
+    ],
+)
+def test_states_are_offloaded_from_a_gpu(device, optimizer, offered):
+    run = replace(RUN, device=device, optimizer=optimizer)
+    keys = {key for step in STEPS if (change := step(run)) for key in change.settings}
+    assert ("model.init_args.optimizer.offload" in keys) == offered

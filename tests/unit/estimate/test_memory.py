@@ -18,7 +18,7 @@ from ppo_lightning.errors import ModelError
 from ppo_lightning.estimate import RewardModel, Run, estimate
 from ppo_lightning.estimate.networks import Networks
 from ppo_lightning.estimate.passes import sample, score, update
-from ppo_lightning.estimate.tally import ByteTally
+from ppo_lightning.estimate.tally import Blank, ByteTally
 from ppo_lightning.models import ReferencePolicy, build_actor_critic, embedding_rows
 from ppo_lightning.modules.optim import build_optimizer
 
@@ -27,7 +27,9 @@ VARIANTS = {
     "full": {},
     "shared": {"critic_model": CriticConfig(kind="shared")},
     "lora": {"lora": LoraConfig(rank=4)},
+    "frozen trunk": {"lora": LoraConfig(rank=4, layers=1)},
     "checkpointing": {"gradient_checkpointing": True},
+    "gates": {"gradient_checkpointing": "gates"},
     "padded": {"padding_free": False},
     "microbatches": {"ppo": PPOConfig(microbatch_tokens=30)},
     "in turn": {"ppo": PPOConfig(update_order="in_turn")},
@@ -149,6 +151,22 @@ def test_keys_and_values_by_hand(tiny_llama_dir):
     assert parts_of(run, "rollout")["KV cache"] == expected
     fewer = replace(run, sampling=SamplingConfig(max_new_tokens=8, batch_size=2))
     assert parts_of(fewer, "rollout")["KV cache"] == expected / 4
+
+
+def test_states_of_frozen_blocks_by_hand(tiny_llama_dir):
+    lora = LoraConfig(rank=4, layers=1)
+    stages = estimate(run_of(tiny_llama_dir, lora=lora)).stages
+    found = {stage.name: stage.parts.get("frozen trunk") for stage in stages}
+    expected = 8 * (5 + 8) * 32 * 4
+    assert (found["rollout"], found["scoring"], found["update"]) == (None, expected, expected)
+    grouped = run_of(tiny_llama_dir, lora=lora, buffer=VARIANTS["grouped"]["buffer"])
+    assert parts_of(grouped, "update")["frozen trunk"] == (2 * 5 + 8 * 8) * 32 * 4
+
+
+def test_states_that_nobody_wants_take_nothing(tiny_llama_dir):
+    run = run_of(tiny_llama_dir, lora=LoraConfig(rank=4, layers=1))
+    run = replace(run, policy=replace(run.policy, cache_frozen_trunk=False))
+    assert not Networks.build(run, Blank()).trained.has_frozen_trunk
 
 
 def test_gradients_meet_activations_from_the_second_microbatch_on(tiny_llama_dir):

@@ -7,6 +7,15 @@ from torch.testing import assert_close
 from ppo_lightning.functional import linear_logprobs, logprobs_and_entropy
 
 ROWS, WIDTH, VOCAB = 37, 16, 50
+MODULE = "ppo_lightning.functional.output_layer"
+
+
+@pytest.fixture(params=["kept", "made again"], autouse=True)
+def logits_for_backward(request, monkeypatch):
+    """Every test, with few logits and with many."""
+    if request.param == "made again":
+        monkeypatch.setattr(f"{MODULE}.KEPT_BYTES", 0)
+    return request.param
 
 
 def layer(dtype=torch.float64, *, bias=True):
@@ -126,7 +135,17 @@ def test_no_rows_give_no_numbers_and_gradients_of_zero():
     assert not parts[1].grad.any()
 
 
-def test_the_logits_of_all_rows_never_exist_at_once(monkeypatch):
+def test_gradients_can_be_asked_for_twice():
+    parts, ids = layer()
+    found = linear_logprobs(*parts, ids, temperature=0.7, entropy=True, chunk_rows=8)
+    once, again = (
+        torch.autograd.grad(found.logprobs.sum() + found.entropy.sum(), parts, retain_graph=True)
+        for _ in range(2)
+    )
+    assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+
+
+def test_the_logits_of_all_rows_never_exist_at_once(monkeypatch, logits_for_backward):
     seen: list[int] = []
     product = torch.nn.functional.linear
 
@@ -134,10 +153,10 @@ def test_the_logits_of_all_rows_never_exist_at_once(monkeypatch):
         seen.append(len(hidden))
         return product(hidden, *others)
 
-    monkeypatch.setattr("ppo_lightning.functional.output_layer.linear", counted)
+    monkeypatch.setattr(f"{MODULE}.linear", counted)
     parts, ids = layer()
     linear_logprobs(*parts, ids, temperature=1.0, chunk_rows=10).logprobs.sum().backward()
-    assert seen == [10, 10, 10, 7] * 2
+    assert seen == [10, 10, 10, 7] * (1 if logits_for_backward == "kept" else 2)
 
 
 def test_a_number_of_rows_that_is_not_round_changes_nothing_in_16_bits():

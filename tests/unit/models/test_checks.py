@@ -3,7 +3,14 @@
 from pathlib import Path
 
 import pytest
-from transformers import BloomConfig, BloomForCausalLM, FalconConfig, MptConfig
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    FalconConfig,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MptConfig,
+)
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import ModelError
@@ -15,7 +22,7 @@ from ppo_lightning.models import (
     load_tokenizer,
     max_positions,
 )
-from ppo_lightning.models.checks import check_same_ids, positions_of
+from ppo_lightning.models.checks import check_behaviour, check_same_ids, positions_of
 from tests.helpers.tiny_models import build_gpt2, build_llama
 
 
@@ -91,3 +98,15 @@ def test_t07_position_limits(tmp_path: Path):
     assert positions_of(MptConfig(max_seq_len=64)) is None
     assert positions_of(FalconConfig(alibi=True)) is None
     assert positions_of(FalconConfig(alibi=False, max_position_embeddings=64)) == 64
+
+
+def test_a_family_whose_attention_gives_nan_in_float64_is_refused():
+    """Its mask, cast to float32, is infinite, and padding sees nothing at all."""
+    config = Gemma2Config(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config).eval()
+    check_behaviour(model, "folder")
+    with pytest.raises(ModelError, match=r"`folder` .*nan in float64.*left.*`dtype: float32`"):
+        check_behaviour(model.double(), "folder")

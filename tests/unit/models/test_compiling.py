@@ -48,7 +48,13 @@ def _fresh():
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Trace graphs and run them as they are: what a C++ compiler adds is not tested here."""
+    """Trace graphs and run them as they are: what is tested comes before any compiler."""
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+
+
+@pytest.fixture
+def differentiated(monkeypatch):
+    """As ``traced``, with graphs of the gradients: what a C++ compiler adds is not tested here."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
 
 
@@ -73,11 +79,14 @@ def sequences(number):
 def networks(folder, *, compiled, **settings):
     """Actor and critic; adapters that act, where there are any."""
     checkpointing = settings.pop("gradient_checkpointing", False)
-    shared = {"compile": compiled, "gradient_checkpointing": checkpointing}
-    policy = PolicyConfig(path=str(folder), **shared, **settings)
+    both = {"compile": compiled, "gradient_checkpointing": checkpointing}
+    critic = CriticConfig(head_init="normal", **both)
+    if settings.pop("critic", "separate") == "shared":
+        critic = CriticConfig(head_init="normal", kind="shared")
+    policy = PolicyConfig(path=str(folder), **both, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = build_actor_critic(policy, CriticConfig(head_init="normal", **shared))
+        made = build_actor_critic(policy, critic)
         for name, weight in made.actor.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight)
@@ -112,15 +121,23 @@ def assert_like_plain(folder, batches, **settings):
     return counts
 
 
+ADAPTED = {"gradient_checkpointing": True, "lora": LoraConfig(rank=2)}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"gradient_checkpointing": True, "lora": LoraConfig(rank=2)}],
-    ids=["plain", "checkpointed-adapters"],
+    ("family", "settings"),
+    [
+        pytest.param("gpt2", {}, id="gpt2-plain"),
+        pytest.param("llama", ADAPTED | {"critic": "shared"}, id="llama-checkpointed-adapters"),
+        # Above are each family, each setting, and each critic, once.
+        pytest.param("llama", {}, id="llama-plain", marks=pytest.mark.slow),
+        pytest.param("gpt2", ADAPTED, id="gpt2-checkpointed-adapters", marks=pytest.mark.slow),
+    ],
 )
 def test_numbers_are_those_of_the_plain_code_and_graphs_are_made_once(
-    tiny_model_dir, traced, settings
+    request, differentiated, family, settings
 ):
-    counts = assert_like_plain(tiny_model_dir, 4, **settings)
+    counts = assert_like_plain(request.getfixturevalue(f"tiny_{family}_dir"), 4, **settings)
     assert counts[0] > 0
     assert len(set(counts)) == 1
     assert not counters["recompile_limit"]
@@ -227,7 +244,5 @@ def test_a_missing_compiler_is_found_before_the_run():
 
 @pytest.mark.slow
 def test_compiled_code_says_what_the_plain_code_says(tiny_llama_dir):
-    counts = assert_like_plain(
-        tiny_llama_dir, 3, gradient_checkpointing=True, lora=LoraConfig(rank=2)
-    )
+    counts = assert_like_plain(tiny_llama_dir, 3, **ADAPTED)
     assert 0 < counts[0] == counts[-1]

@@ -75,7 +75,7 @@ def test_the_trunks_layers_are_replaced_and_the_head_is_not(model, head):
     ids, mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.long)
     model.config.pad_token_id = 0
     before = model(input_ids=ids, attention_mask=mask).logits
-    assert quantise_linears(model) >= 4
+    assert quantise_linears(model, "int8") >= 4
     kinds = {type(m).__name__ for m in model.base_model.modules()}
     assert "Int8Linear" in kinds
     assert not kinds & {"Linear", "Conv1D"}
@@ -93,7 +93,7 @@ def test_a_model_without_linear_layers():
         base_model = nn.Embedding(3, 4)
 
     with pytest.raises(ModelError, match="finds no linear layer in Model"):
-        quantise_linears(Model())
+        quantise_linears(Model(), "int8")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -1,12 +1,20 @@
 """The frozen reference of a full run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
-from ppo_lightning.models import ReferencePolicy, build_actor_critic
+from ppo_lightning.errors import ModelError
+from ppo_lightning.models import (
+    PolicyOutput,
+    ReferencePolicy,
+    build_actor_critic,
+    load_causal_lm,
+)
+from ppo_lightning.models.precision import is_quantised
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_llama
 
@@ -95,3 +103,74 @@ def test_adapter_off_needs_an_adapter(tiny_model_dir: Path):
     actor = build_actor_critic(PolicyConfig(path=str(tiny_model_dir)), CriticConfig()).actor
     with pytest.raises(ValueError, match="needs a model with an adapter"):
         ReferencePolicy(actor, adapter_off=True)
+
+
+def test_quantisation_and_device_make_a_second_model(tiny_llama_dir: Path):
+    policy = PolicyConfig(path=str(tiny_llama_dir), lora=LoraConfig(rank=2))
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    small = ReferencePolicy.build(ReferenceConfig(quantization="int8"), policy, actor)
+    away = ReferencePolicy.build(ReferenceConfig(device="cpu"), policy, actor)
+    assert [r.adapter_off for r in (small, away)] == [False, False]
+    with small.causal_lm() as model:
+        assert is_quantised(model)
+    exact = away.logprobs(BATCH, temperature=1.0).logprobs
+    found = small.logprobs(BATCH, temperature=1.0).logprobs
+    assert 1e-5 < (found - exact).abs().max() < 0.2
+
+    eight = replace(policy, quantization="int8")
+    actor = build_actor_critic(eight, CriticConfig(kind="shared")).actor
+    own = ReferencePolicy.build(ReferenceConfig(), eight, actor)
+    assert own.adapter_off
+    whole = ReferencePolicy.build(ReferenceConfig(dtype="bfloat16"), eight, actor)
+    with whole.causal_lm() as model:  # a second copy keeps its bits unless it is asked otherwise
+        assert not is_quantised(model)
+
+
+def test_a_reference_stays_on_its_own_device(tiny_llama_dir: Path, monkeypatch):
+    model = load_causal_lm(PolicyConfig(path=str(tiny_llama_dir)))
+    asked = []
+
+    class Answer:
+        def to(self, device):
+            return f"moved to {device}"
+
+    def score(model, sequences, **options):
+        asked.append({t.device.type for t in (sequences.prompt_ids, sequences.response_mask)})
+        return PolicyOutput(Answer())
+
+    monkeypatch.setattr("ppo_lightning.models.reference.policy_logprobs", score)
+    reference = ReferencePolicy(model, device=torch.device("meta"))  # stands for another device
+    assert reference.to("cpu").device.type == "meta"
+    assert reference.logprobs(BATCH, temperature=1.0).logprobs == "moved to cpu"
+    assert asked == [{"meta"}]
+
+
+@pytest.mark.gpu
+def test_a_reference_on_the_cpu_answers_on_the_gpu(tiny_llama_dir: Path):
+    policy = PolicyConfig(path=str(tiny_llama_dir))
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    reference = ReferencePolicy.build(ReferenceConfig(device="cpu"), policy, actor).to("cuda")
+    expected = reference.logprobs(BATCH, temperature=1.0).logprobs
+    found = reference.logprobs(BATCH.to("cuda"), temperature=1.0).logprobs
+    assert found.is_cuda
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_devices_that_are_not_there_are_refused(tiny_llama_dir: Path):
+    with pytest.raises(ValueError, match=r"`device` must be auto, cpu, cuda or .* got 'tpu'"):
+        ReferenceConfig(device="tpu")
+    policy = PolicyConfig(path=str(tiny_llama_dir))
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    reference = ReferencePolicy.build(ReferenceConfig(device="cuda:99"), policy, actor)
+    with pytest.raises(ModelError, match=r"`reference\.device: cuda:99`: this machine has \d+"):
+        reference.to("cpu")
+
+
+@pytest.mark.parametrize("family", ["tiny_llama_dir", "tiny_gpt2_dir"])
+def test_a_quantised_copy_takes_no_weights_of_an_actor(family, request):
+    policy = PolicyConfig(path=str(request.getfixturevalue(family)))
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    reference = ReferencePolicy.build(ReferenceConfig(quantization="int8"), policy, actor)
+    for act in (reference.require_alike, reference.refresh, reference.require_pullable):
+        with pytest.raises(ModelError, match=r"leave out `reference\.quantization`"):
+            act(actor)

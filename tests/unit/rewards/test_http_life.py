@@ -13,7 +13,7 @@ import torch
 from ppo_lightning.errors import RewardError
 from ppo_lightning.rewards import HTTPReward, scores_of
 from tests.helpers.completions import make_completions
-from tests.helpers.scripted_server import ScriptedServer, numbers
+from tests.helpers.scripted_server import ScriptedServer, numbers, reply, says
 
 CPU = torch.device("cpu")
 TWO = make_completions(["1.5", "-2"])
@@ -83,6 +83,78 @@ def test_several_threads_may_ask(serve):
     for thread in threads:
         thread.join()
     assert found == {i: [float(i), float(-i)] for i in range(8)}
+
+
+def in_thread(call, *arguments):
+    """Call something in a thread of its own; what it returns is put into the list."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call(*arguments)), daemon=True)
+    thread.start()
+    return thread, found
+
+
+def names_of_threads():
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_whoever_waits_for_an_answer_gets_it_though_another_thread_closes(serve):
+    asked, closed = threading.Event(), threading.Event()
+
+    def late(wire, request):
+        asked.set()
+        assert closed.wait(timeout=60)
+        return numbers(wire, request)
+
+    server, reward = serve(late, numbers)
+    thread, found = in_thread(reward, TWO)
+    assert asked.wait(timeout=60)
+    reward.close()
+    assert reward(TWO) == [1.5, -2.0]  # on connections of its own
+    reward.close()
+    assert names_of_threads().count("reward-http") == 1
+    closed.set()
+    thread.join()
+    assert found == [[1.5, -2.0]]
+    assert "reward-http" not in names_of_threads()
+    assert server.num_connections == 2
+    assert not reward._asking
+
+
+def test_several_threads_may_set_up_and_all_wait_for_the_server(serve, monkeypatch):
+    server, reward = serve(numbers)
+    reward.health, others, early = "/health", [], []
+
+    def ready(request):
+        server.num_health += 1
+        others.append(in_thread(reward.setup, CPU))
+        [(thread, returned)] = others
+        thread.join(timeout=0.2)  # it has the time to come back too early
+        early.extend(returned)
+        return says(server.health)
+
+    monkeypatch.setattr(server, "_next", ready)
+    reward.setup(CPU)
+    [(thread, returned)] = others
+    thread.join()
+    assert not early
+    assert returned == [None]
+    assert names_of_threads().count("reward-http") == 1
+    assert server.num_health == 1
+
+
+def test_closed_by_another_thread_while_it_is_set_up(serve, monkeypatch):
+    said = reply(b'{"status": "ready", "fingerprint": "abc"}')
+    server, reward = serve(numbers, health=said)
+    reward.health = "/health"
+
+    def closes(request):
+        reward.close()
+        return says(said)
+
+    monkeypatch.setattr(server, "_next", closes)
+    reward.setup(CPU)
+    assert reward.fingerprint() == ""
+    assert "reward-http" not in names_of_threads()
 
 
 def test_ctrl_c_ends_the_waiting_and_closes_the_connection(serve):

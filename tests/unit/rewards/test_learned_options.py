@@ -181,7 +181,7 @@ def test_eight_bits(tiny_reward_dir):
     found, exact = score(tiny_reward_dir, quantization="int8"), score(tiny_reward_dir)
     assert_close(found, exact, atol=0.1, rtol=0.1)
     assert not torch.equal(found, exact)
-    with pytest.raises(ValueError, match="`quantization` must be int8 or null, got 'int4'"):
+    with pytest.raises(ValueError, match="`quantization` must be int8, nf4 or null, got 'int4'"):
         SequenceClassifierReward("folder", quantization="int4")
     with pytest.raises(ValueError, match="`batch_tokens`"):
         SequenceClassifierReward("folder", batch_tokens=0)

@@ -235,6 +235,15 @@ def test_no_prompts_give_no_rows_and_ask_nothing_of_the_model(engine):
     assert rollout.truncated.shape == (0,)
 
 
+def test_no_prompts_copy_no_weights(tiny_llama_dir, monkeypatch):
+    copies = []
+    monkeypatch.setattr(native, "_copy_in", lambda dtype, model: copies.append(dtype) or model)
+    for prompts in (prompt_batch([[1, 2]]).select(torch.arange(0)), prompt_batch([[1, 2]])):
+        engine = NativeEngine(dtype="bfloat16")
+        _, rollout = generate(engine, tiny_llama_dir, prompts=prompts, max_new_tokens=2)
+        assert len(rollout.response_ids) == len(prompts) == len(copies)
+
+
 def test_batches_of_different_widths_are_joined_to_the_widest():
     class Counting(BatchedEngine):
         """Row k answers with k + 1 tokens."""

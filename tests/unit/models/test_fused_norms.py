@@ -27,10 +27,9 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
 from ppo_lightning.models import build_actor_critic, load_causal_lm
-from ppo_lightning.models.fused_layers import fuse_layers, rms_norm
-from tests.helpers.sequences import sequences_of
+from ppo_lightning.models.fused import FusedNorm, fuse_layers, rms_norm
+from tests.helpers.gradients import distance, gradients_of
 
-BATCH = sequences_of([[5, 9, 11], [12, 7, 30, 8, 21], [3]], [[20, 13, 17, 2], [9, 22], [4, 5, 6]])
 SMALL = {
     "vocab_size": 70,
     "hidden_size": 32,
@@ -54,7 +53,7 @@ EPS = 1e-6
 
 
 def is_fused(module):
-    return hasattr(type(module), "family")
+    return isinstance(module, FusedNorm)
 
 
 def fused(norm):
@@ -67,20 +66,6 @@ def llama_norm(size=16):
     norm = LlamaRMSNorm(size, EPS)
     nn.init.normal_(norm.weight)
     return norm
-
-
-def gradients(networks):
-    networks.zero_grad()
-    output = networks(BATCH, temperature=0.8)
-    per_token = output.logprobs + output.entropy + output.values.square()
-    per_token[BATCH.response_mask].mean().backward()
-    return output, {n: p.grad for n, p in networks.named_parameters() if p.grad is not None}
-
-
-def distance(found, expected):
-    """Norm of the difference of two gradients, over that of the second."""
-    ours, theirs = (torch.cat([g[n].flatten() for n in expected]) for g in (found, expected))
-    return float((ours - theirs).norm() / theirs.norm())
 
 
 def both_ways(folder, **settings):
@@ -109,7 +94,7 @@ def test_a_family_keeps_its_numbers_and_gradients(family):
     ours, theirs = both_ways(folder)
     assert sum(is_fused(module) for module in ours.modules()) == count
     assert not any(is_fused(module) for module in theirs.modules())
-    (found, found_grads), (expected, expected_grads) = gradients(ours), gradients(theirs)
+    (found, found_grads), (expected, expected_grads) = gradients_of(ours), gradients_of(theirs)
     for name in ("logprobs", "values", "entropy"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
     assert found_grads.keys() == expected_grads.keys()
@@ -119,7 +104,7 @@ def test_a_family_keeps_its_numbers_and_gradients(family):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_adapters_and_checkpointing_keep_theirs(tiny_llama_dir, checkpointing):
     settings = {"lora": LoraConfig(rank=4), "gradient_checkpointing": checkpointing}
-    (_, found), (_, expected) = map(gradients, both_ways(tiny_llama_dir, **settings))
+    (_, found), (_, expected) = map(gradients_of, both_ways(tiny_llama_dir, **settings))
     assert found.keys() == expected.keys()
     assert distance(found, expected) <= 1e-6
 
