@@ -57,9 +57,10 @@ class PolicyConfig:
         padding_free: Read the rows of a batch one after the other, so that padding is not computed,
             where the family's attention allows it (found out when the model is loaded, for
             ``sdpa``); false pads them, which is slower and the same up to rounding.
-        fused_layers: Norm rows in one operation each way, where the family's RMS norms are of the
-            usual kind (found out when the model is loaded); false leaves them to the family's own
-            code, which is slower and the same up to rounding.
+        fused_layers: Norm rows in one operation each way, and turn queries and keys without moving
+            their halves, where the family's RMS norms and rotary positions are of the usual kind
+            (found out when the model is loaded); false leaves them to the family's own code, which
+            is slower and the same up to rounding.
         lora: Train adapters instead of the weights.
         quantization: Keep the frozen linear layers under adapters in eight bits (``int8``) or four
             (``nf4``, QLoRA; needs the package ``bitsandbytes``). They are computed in the dtype of

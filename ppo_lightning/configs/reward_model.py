@@ -23,9 +23,10 @@ class BackboneConfig(PolicyConfig):
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``; None lets
             transformers choose.
         padding_free: Of a policy; a reward model is read padded.
-        fused_layers: Norm rows in one operation each way, where the family's RMS norms are of the
-            usual kind (found out when the model is loaded); false leaves them to the family's own
-            code, which is slower and the same up to rounding.
+        fused_layers: Norm rows in one operation each way, and turn queries and keys without moving
+            their halves, where the family's RMS norms and rotary positions are of the usual kind
+            (found out when the model is loaded); false leaves them to the family's own code, which
+            is slower and the same up to rounding.
         lora: Train adapters and the head instead of all weights.
         quantization: Of a policy.
         cache_frozen_trunk: Of a policy.

@@ -122,15 +122,9 @@ class Collection:
             sequences = self.with_frozen_states(rollout.sequences)
             networks, finite = finite_scores(self._network_scores(sequences))
             kept = finite & _scored(result, rollout)
+            numbers = {"kl_coef": kl_coef, "num_responses": num_responses, "iteration": iteration}
             experience, shaped = self._build(
-                rollout,
-                result,
-                networks,
-                kept,
-                trunk=sequences.trunk,
-                kl_coef=kl_coef,
-                num_responses=num_responses,
-                iteration=iteration,
+                rollout, result, networks, kept, trunk=sequences.trunk, **numbers
             )
         return Collected(
             rollout=rollout,

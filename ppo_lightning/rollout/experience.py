@@ -258,13 +258,12 @@ def build_experience(
     raw, returns = _advantages(rollout, rewards, networks, mask, ppo)
     if ppo.advantage != "gae":
         raw = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
-    advantages = _whitened(raw, mask, ppo, reduce)
     experience = Experience(
         sequences=replace(rollout.sequences, response_mask=mask, trunk=trunk),
         old_logprobs=networks.logprobs,
         old_values=networks.values,
         ref_logprobs=networks.ref_logprobs,
-        advantages=advantages,
+        advantages=_whitened(raw, mask, ppo, reduce),
         returns=returns,
         indices=rollout.prompts.indices,
         num_responses=num_responses,
