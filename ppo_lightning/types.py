@@ -104,10 +104,10 @@ class TrunkStates(TensorRecord):
     """What the frozen blocks of the policy make of the tokens of some sequences.
 
     Args:
-        states: That leave the last of those blocks, of all tokens of a buffer; cutting sequences
-            leaves them whole. ``[T, H]``.
-        places: Row of ``states`` for each token that is read; any row at padding. ``[B, P + R]``
-            long.
+        states: That leave the last of those blocks, of all tokens of a buffer, and a row of 0;
+            cutting sequences leaves them whole. ``[T + 1, H]``.
+        places: Row of ``states`` for each token that is read; any row at padding, -1 being that of
+            0. ``[B, P + R]`` long.
     """
 
     states: Tensor

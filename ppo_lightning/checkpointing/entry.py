@@ -114,8 +114,8 @@ def _other_base(entry: Mapping[str, Any]) -> str:
     former = f" (then `{source}`)" if source else ""
     return (
         "The frozen base weights differ from those that the checkpoint was trained on: "
-        f"`{slot}.path`{former} points to another model, its weights have changed, or `dtype` or "
-        f"`quantization` of `{slot}` is another. A run's "
+        f"`{slot}.path`{former} points to another model, its weights have changed, or `dtype`, "
+        f"`quantization` or `lora` (its layers) of `{slot}` is another. A run's "
         "folder means the model of its latest run: to take an earlier one, give its own path, "
         "such as `runs/sft/lightning_logs/version_0/model`."
     )

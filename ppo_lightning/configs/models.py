@@ -142,6 +142,12 @@ class CriticConfig:
     def __post_init__(self) -> None:
         require_fields(self)
         require_within("trunk_grad_scale", self.trunk_grad_scale, 0, 1)
+        for name in ("gradient_checkpointing", "compile"):
+            require(
+                self.kind == "separate" or getattr(self, name) is False,
+                f"`{name}` is for a separate critic; a head on the actor's trunk follows "
+                f"`policy.{name}`.",
+            )
         require_plain_gates(self.gradient_checkpointing, self.compile)
         require(
             self.kind == "separate" or self.path is None,
@@ -173,4 +179,13 @@ class ReferenceConfig:
         require(
             self.device == "auto" or re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
             f"`device` must be auto, cpu, cuda or cuda:NUMBER, got {self.device!r}.",
+        )
+
+    def is_start_of(self, policy: PolicyConfig) -> bool:
+        """Whether it is the policy as it starts, which is what adapters that are off leave."""
+        return (
+            self.path is None
+            and self.dtype in (None, policy.dtype)
+            and self.quantization in (None, policy.quantization)
+            and self.device == "auto"
         )

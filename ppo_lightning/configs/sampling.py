@@ -53,5 +53,10 @@ class SamplingConfig:
         require_positive("temperature", self.temperature)
         require_at_least("top_k", self.top_k, 0)
         require(0 < self.top_p <= 1, f"`top_p` must lie in (0, 1], got {self.top_p}.")
-        require(all(self.stop_strings), "`stop_strings` must not hold an empty string.")
+        texts = self.stop_strings
+        require(
+            not isinstance(texts, str) and all(isinstance(text, str) for text in texts),
+            f"`stop_strings` must be a list of texts, got {texts!r}.",
+        )
+        require(all(texts), "`stop_strings` must not hold an empty string.")
         require_at_least("batch_size", self.batch_size, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ppo_lightning.configs import CriticConfig, LoraConfig, ReferenceConfig
+from ppo_lightning.configs import CriticConfig, LoraConfig
 from ppo_lightning.estimate.memory import Estimator
 from ppo_lightning.estimate.process import MAPPING
 from ppo_lightning.estimate.run import Run
@@ -211,7 +211,7 @@ def _reference_on_cpu(run: Run) -> Change | None:
 
 def _is_actors(run: Run) -> bool:
     """Whether the reference is the actor with its adapter off."""
-    return run.policy.lora is not None and run.reference == ReferenceConfig()
+    return run.policy.lora is not None and run.reference.is_start_of(run.policy)
 
 
 def _half_reference(run: Run) -> Change | None:
@@ -253,9 +253,15 @@ def _shared_critic(run: Run) -> Change | None:
         head_init=run.critic_model.head_init,
         trunk_grad_scale=run.critic_model.trunk_grad_scale,
     )
+    settings = {"kind": "shared", "path": "null"}
+    settings |= {
+        name: "false"
+        for name in ("gradient_checkpointing", "compile")
+        if getattr(run.critic_model, name)
+    }
     return Change(
         replace(run, critic_model=critic),
-        {f"{_MODEL}critic_model.kind": "shared", f"{_MODEL}critic_model.path": "null"},
+        {f"{_MODEL}critic_model.{name}": value for name, value in settings.items()},
         "another training: the value loss moves the policy's trunk",
     )
 
@@ -289,7 +295,7 @@ def _half_base(run: Run) -> Change | None:
 
 
 def _four_bits(run: Run) -> Change | None:
-    if run.policy.quantization == "nf4":
+    if run.policy.quantization == "nf4" or run.policy.compile:
         return None
     policy = replace(run.policy, lora=run.policy.lora or LoraConfig(), quantization="nf4")
     settings = {f"{_MODEL}policy.quantization": "nf4"}

@@ -79,7 +79,7 @@ class Networks:
             scorers=scorers,
             optimizer=_optimizer(run, trained),
             offloaded=run.optimizer.offload and run.device != "cpu",
-            reference_away=run.reference.device.partition(":")[0] not in ("auto", run.device),
+            reference_away=run.reference.device not in ("auto", run.device, f"{run.device}:0"),
             vocabulary=embedding_rows(trained.causal_lm),
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ppo_lightning.configs import CriticConfig, PolicyConfig
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import attach_lora, base_causal_lm
+from ppo_lightning.models.compiling import uncompiled
 from ppo_lightning.models.frozen_trunk import (
     is_still_frozen,
     learn_frozen_trunk,
@@ -212,7 +213,8 @@ def build_actor_critic(policy: PolicyConfig, critic: CriticConfig) -> ActorCriti
         head = ValueHead(output_width(model), init=critic.head_init, dtype=finer)
     actor = model if policy.lora is None else attach_lora(model, policy.lora)
     if policy.cache_frozen_trunk:
-        learn_frozen_trunk(base_causal_lm(actor))
+        with uncompiled(base_causal_lm(actor)):  # it is tried on the CPU, wherever the run is
+            learn_frozen_trunk(base_causal_lm(actor))
     return ActorCritic(
         actor,
         critic=load_value_network(critic, policy) if critic.kind == "separate" else None,

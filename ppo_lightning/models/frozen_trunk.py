@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from ppo_lightning.functional import row_multiple
 from ppo_lightning.models.adapters import adapter_layers, block_names
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
+from ppo_lightning.models.fused.classes import CANNOT
 from ppo_lightning.models.inputs import ModelInputs, call_model
 from ppo_lightning.models.layout import TokenLayout, read_whole
-from ppo_lightning.models.reading import CANNOT, alike, reading_of
+from ppo_lightning.models.reading import alike, reading_of
 from ppo_lightning.types import Sequences, TrunkStates
 
 _ATTRIBUTE = "_frozen_trunk"
@@ -90,7 +91,7 @@ def with_frozen_states(model: Any, sequences: Sequences, groups: Sequence[Tensor
     """
     packed = reading_of(model).takes_packed(sequences.width)
     multiple = row_multiple(model.get_input_embeddings().weight)
-    places = torch.zeros_like(sequences.input_ids)
+    places = torch.full_like(sequences.input_ids, -1)  # padding that no group reads: a row of 0
     inputs, sizes = list[ModelInputs](), list[int]()
     for rows in groups:
         part = sequences.select(rows).trimmed()
@@ -106,10 +107,11 @@ def with_frozen_states(model: Any, sequences: Sequences, groups: Sequence[Tensor
 
 
 def _joined(parts: Iterator[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Put states one after the other as they are made, so that none exist twice. ``[T, H]``."""
+    """Put states one after the other as they are made, so that none exist twice, and a row of 0."""
     first = next(parts).flatten(0, 1)
-    states = first.new_empty(sum(sizes), first.shape[-1])
-    rooms = torch.split(states, list(sizes))
+    states = first.new_empty(sum(sizes) + 1, first.shape[-1])
+    states[-1] = 0
+    rooms = torch.split(states[:-1], list(sizes))
     rooms[0].copy_(first)
     for room, part in zip(rooms[1:], parts, strict=True):
         room.copy_(part.flatten(0, 1))

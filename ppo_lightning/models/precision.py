@@ -47,7 +47,7 @@ class QuantisedLinear(nn.Linear):
 
     @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights, but for what ``forward`` does with the scale. ``[O, I]``."""
+        """Return the weights. ``[O, I]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., I]`` to ``[..., O]``."""
@@ -77,13 +77,9 @@ class Int8Linear(QuantisedLinear):
         return quantised_rows(weight)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights without the scale."""
-        return self.weight.to(dtype)
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return ``x Wᵀ`` in the dtype of ``x``."""
-        # The scale belongs to a row of the weights, so it may as well be applied to the output.
-        return super().product(x) * self.scale.view(torch.float32).to(x.dtype)
+        """Return the weights."""
+        # Scaled before the product: sums of whole numbers are too large for float16.
+        return self.weight.to(dtype).mul_(self.scale.view(torch.float32).to(dtype)[:, None])
 
 
 class NF4Linear(QuantisedLinear):
@@ -198,11 +194,6 @@ def quantise_linears(model: nn.Module, quantization: Quantization) -> int:
         assert weight is not None
         setattr(parent, name, _LAYERS[quantization](weight, layer.bias))
     return len(places)
-
-
-def is_quantised(model: nn.Module) -> bool:
-    """Whether a model has quantised layers."""
-    return any(isinstance(part, QuantisedLinear) for part in model.modules())
 
 
 def _weights_of(layer: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ppo_lightning.functional import position_ids
 from ppo_lightning.models.attention import ATTENTION, Packing
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
+from ppo_lightning.models.fused.classes import CANNOT
 from ppo_lightning.models.inputs import ModelInputs, call_model, packed_inputs
 from ppo_lightning.models.slots import KeyValueSlots, read_prompts, step_slots
 
@@ -107,9 +108,6 @@ def _has_plain_head(model: Any) -> bool:
 
 
 _LENGTHS = (7, 3, 5)  # more than the window of a short convolution, and all different
-CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a family may raise that is asked for something that it does not know."""
-
 _STEPS = 2  # tokens that are decoded one by one
 
 

@@ -63,13 +63,7 @@ class ReferencePolicy:
         Raises:
             ModelError: The reference cannot be loaded.
         """
-        same = (
-            reference.path is None
-            and reference.dtype in (None, policy.dtype)
-            and reference.quantization in (None, policy.quantization)
-            and reference.device == "auto"
-        )
-        if same and is_adapted(actor):
+        if reference.is_start_of(policy) and is_adapted(actor):
             return cls(actor, adapter_off=True)
         source = replace(
             policy,
@@ -174,11 +168,17 @@ class ReferencePolicy:
         }
 
     def require_alike(self, actor: nn.Module) -> None:
-        """Refuse an actor whose weights a full reference cannot take.
+        """Refuse an actor whose weights the reference cannot take.
 
         Raises:
-            ModelError: A weight of the actor is not there, or of another shape.
+            ModelError: A weight of the actor is not there, or of another shape; or it has adapters
+                and the reference is not on its base.
         """
+        if is_adapted(actor) and not (self.adapter_off or self._shares_base):
+            raise ModelError(
+                "a reference of its own cannot become an actor with adapters: leave out `path`, "
+                "`dtype`, `quantization` and `device` of `reference`."
+            )
         if not is_adapted(actor):
             _require_same(dict(self._model.named_parameters()), trained_weights(actor))
 
@@ -216,7 +216,8 @@ class ReferencePolicy:
         if is_adapted(actor) and not self.adapter_off:
             raise ModelError(
                 "adapters can only be pulled back to the base that they are on: leave out "
-                "`reference.path` and `reference.dtype`, and do not refresh the reference."
+                "`path`, `dtype`, `quantization` and `device` of `reference`, and do not refresh "
+                "it."
             )
         self.require_alike(actor)
 

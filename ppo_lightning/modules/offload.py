@@ -58,7 +58,7 @@ class OffloadedAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         _copy_settings(self.param_groups, self._inner.param_groups)
-        for arrived in _one_ahead(self._portions()):
+        for arrived in _prefetched(self._portions()):
             self._step_some(arrived)
         return loss
 
@@ -108,14 +108,15 @@ class OffloadedAdam(Optimizer):
 class _States(defaultdict[Tensor, dict[str, Any]]):
     """What is remembered of each parameter, on the CPU, whatever is put in."""
 
-    def __init__(self) -> None:
-        super().__init__(_StaysHere)
+    def __missing__(self, parameter: Tensor) -> dict[str, Any]:
+        self[parameter] = {}
+        return self[parameter]
 
     def __setitem__(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
-        super().__setitem__(parameter, _StaysHere(state))
+        super().__setitem__(parameter, _CPUState(state))
 
 
-class _StaysHere(dict[str, Any]):
+class _CPUState(dict[str, Any]):
     """States of one parameter; Lightning moves an optimiser's to the weights' device, or tries."""
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
@@ -135,19 +136,19 @@ class _Row(NamedTuple):
     grad: Tensor
 
 
-def _one_ahead(portions: Iterator[list[Parameter]]) -> Iterator[list[_Row]]:
+def _prefetched(portions: Iterator[list[Parameter]]) -> Iterator[list[_Row]]:
     """Bring parameters down, one portion further than the one that is handed out."""
     coming: tuple[list[_Row], torch.cuda.Event | None] | None = None
     for portion in portions:
-        before, coming = coming, _set_out(portion)
+        before, coming = coming, _start_copies(portion)
         if before is not None:
-            yield _arrived(*before)
+            yield _wait_for(*before)
     if coming is not None:
-        yield _arrived(*coming)
+        yield _wait_for(*coming)
 
 
-def _set_out(portion: Sequence[Parameter]) -> tuple[list[_Row], torch.cuda.Event | None]:
-    rows = [_Row(p, here(p.detach()), here(p.grad)) for p in portion if p.grad is not None]
+def _start_copies(portion: Sequence[Parameter]) -> tuple[list[_Row], torch.cuda.Event | None]:
+    rows = [_Row(p, to_cpu(p.detach()), to_cpu(p.grad)) for p in portion if p.grad is not None]
     if not portion[0].is_cuda:
         return rows, None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -155,13 +156,13 @@ def _set_out(portion: Sequence[Parameter]) -> tuple[list[_Row], torch.cuda.Event
     return rows, event
 
 
-def _arrived(rows: list[_Row], event: torch.cuda.Event | None) -> list[_Row]:
+def _wait_for(rows: list[_Row], event: torch.cuda.Event | None) -> list[_Row]:
     if event is not None:
         event.synchronize()
     return rows
 
 
-def here(tensor: Tensor) -> Tensor:
+def to_cpu(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU: itself, or a copy that may still be on its way."""
     if tensor.device.type == "cpu":
         return tensor

@@ -7,6 +7,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,8 +71,11 @@ def optimizer_over(
     entries = [
         {"params": list(params), "lr": lr, "name": name} for name, (params, lr) in groups.items()
     ]
+    if config.offload:
+        _require_adam(cls)
     try:
-        optimizer = _offloaded(cls, entries, options) if config.offload else cls(entries, **options)
+        build = partial(OffloadedAdam, cls=cls) if config.offload else cls
+        optimizer = build(entries, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"`optimizer`: {cls.__name__} refuses its settings: {error}") from error
     if issubclass(cls, _FUSED):
@@ -166,16 +170,13 @@ def _optimizer_class(name: str) -> Any:
     return found
 
 
-def _offloaded(
-    cls: Any, entries: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-) -> OffloadedAdam:
-    """Build an optimiser whose states stay on the CPU."""
+def _require_adam(cls: Any) -> None:
+    """Refuse to offload the states of another class."""
     if cls not in _FUSED:
         raise ConfigError(
             f"`optimizer.offload` is for Adam and AdamW, and `optimizer.name` is {cls.__name__}: "
             "leave `offload` out, or set `name: AdamW`."
         )
-    return OffloadedAdam(entries, cls, **options)
 
 
 def _fill_adam_state(optimizer: Optimizer) -> None:

@@ -10,8 +10,8 @@ from ppo_lightning.checkpointing import load_actor, read_models
 from ppo_lightning.configs import LoraConfig, OptimizerConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import CheckpointError, ModelError
 from ppo_lightning.models import load_causal_lm, merged_copy
-from ppo_lightning.models.precision import is_quantised
 from ppo_lightning.rollout import NativeEngine
+from tests.helpers.quantised import is_quantised
 from tests.helpers.runs import data_module, fit, parameters, ppo_module
 
 VARIANTS = {

@@ -115,7 +115,7 @@ def test_the_gradient_is_that_of_the_objective(folders, family):
 def padding_attended(monkeypatch):
     true = TokenLayout.of
 
-    def attended(sequences, *, packed, final=False, multiple=1):
+    def attended(sequences, *, final=False, **_):
         layout = true(sequences, packed=False, final=final)
         ones = torch.ones_like(layout.inputs.attention_mask)
         inputs = layout.inputs._replace(attention_mask=ones, position_ids=ones.cumsum(1) - 1)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a family may raise that is asked for something that it does not know."""
+
 _ROUNDING = 1e-5  # of a row; another order of a sum makes a tenth of it
 
 
@@ -68,7 +70,7 @@ def agree(
     try:
         wanted = expected()
         return all(_alike(call(), wanted) for call in tried)
-    except _CANNOT:
+    except CANNOT:
         return False  # its class wants more than one tensor, or returns something else
 
 

@@ -86,7 +86,8 @@ class FusedRotary(Fused):
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Run the family's code; compiled code as it is."""
-        if torch.compiler.is_compiling() or _RENAMED in options:
+        is_translated = _RENAMED in options and _RENAMED not in _arguments(self.family)
+        if torch.compiler.is_compiling() or is_translated:
             return super().forward(*args, **options)
         return _rewired(self.family)(self, *args, **options)
 
@@ -100,8 +101,19 @@ def _forward_of(family: type[nn.Module]) -> FunctionType | None:
 
 
 @cache
+def _arguments(family: Any) -> frozenset[str]:
+    """Names that the code of an attention takes itself."""
+    plain = _forward_of(family)
+    assert plain is not None
+    return frozenset(inspect.signature(plain).parameters)
+
+
+@cache
 def _rewired(family: Any) -> Callable[..., Any]:
-    """Let the code of an attention find our function under the name of its family's."""
+    """Let the code of an attention find our function under the name of its family's.
+
+    Other names mean what they meant when this was first called.
+    """
     plain = _forward_of(family)
     assert plain is not None
     names = {**plain.__globals__, _NAME: partial(_turn, plain.__globals__[_NAME])}
@@ -118,12 +130,21 @@ def _turn(
     """Turn in the dtype that the family would compute in, if that is one in which ours is exact."""
     dtype = torch.promote_types(query.dtype, cos.dtype)
     usual = cos.dim() == 3 and query.shape[-1] == cos.shape[-1] and not (args or options)
-    if not usual or dtype not in _EXACT or cos.requires_grad:
+    suits = dtype == query.dtype or _promotes(family)
+    if not (usual and suits) or dtype not in _EXACT or cos.requires_grad:
         return family(query, key, cos, sin, *args, **options)
     return turned(*(x.to(dtype) for x in (query, key, cos, sin)))
 
 
 _EXACT = (torch.float32, torch.float64)
+
+
+@cache
+def _promotes(family: Turn) -> bool:
+    """Whether a family leaves the result in the finer of two dtypes; some cast it back."""
+    states = torch.ones(1, 1, 1, 2, dtype=torch.bfloat16, device="cpu")
+    angles = torch.ones(1, 1, 2, dtype=torch.float32, device="cpu")
+    return all(found.dtype == torch.float32 for found in family(states, states, angles, angles))
 
 
 @cache

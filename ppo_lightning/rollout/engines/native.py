@@ -140,8 +140,9 @@ def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     """Copy a model with its weights in another dtype; buffers (rotary frequencies) stay exact."""
     weights = {
         id(weight): nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-        for weight in model.parameters()
         if weight.is_floating_point()
+        else weight  # in few bits, and frozen
+        for weight in model.parameters()
     }
     return copy.deepcopy(model, weights)
 

@@ -36,6 +36,28 @@ MUTATIONS = (
         "test_a_number_of_rows_that_is_not_round_changes_nothing_in_16_bits",
     ),
     fault(
+        "T17",  # queries turned by the negative of their position
+        "models/fused/rotary.py",
+        "first -= right * of_left",
+        "first += right * of_left",
+        "unit/models/test_fused_rotary.py::"
+        "test_the_turn_and_its_gradients_are_bit_by_bit_the_familys",
+    ),
+    fault(
+        "T21",  # a product is kept that was to be made again
+        "models/fused/gates.py",
+        "with _recomputed(gate, up, product) if product.requires_grad else nullcontext():",
+        "with nullcontext():",
+        "unit/models/test_fused_gates.py::test_the_product_is_let_go",
+    ),
+    fault(
+        "T17",  # a second backward pass would read what the first has written over
+        "functional/output_layer.py",
+        "logs = kept[number].clone()",
+        "logs = kept[number]",
+        "unit/functional/test_output_layer.py::test_gradients_can_be_asked_for_twice",
+    ),
+    fault(
         "T17",  # states of another token
         "types.py",
         "places=self.places[:, first:last])",

@@ -229,3 +229,15 @@ def test_rates_follow_the_size_of_a_minibatch():
     assert OptimizerConfig().lr_scale(64) == 1
     assert OptimizerConfig(lr_scaling="linear", lr_batch_size=16).lr_scale(64) == 4
     assert OptimizerConfig(lr_scaling="sqrt", lr_batch_size=16).lr_scale(64) == 2
+
+
+@pytest.mark.parametrize("texts", ["stop", [1], ["stop", None]], ids=str)
+def test_stop_strings_are_a_list_of_texts(texts):
+    with pytest.raises(ValueError, match="`stop_strings` must be a list of texts, got"):
+        SamplingConfig(stop_strings=texts)
+
+
+@pytest.mark.parametrize("setting", ["gradient_checkpointing", "compile"])
+def test_a_head_on_the_actors_trunk_has_no_trunk_of_its_own_to_set(setting):
+    with pytest.raises(ValueError, match=f"follows `policy.{setting}`"):
+        CriticConfig(kind="shared", **{setting: True})

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ppo_lightning.configs import (
+    CriticConfig,
     LoraConfig,
     OptimizerConfig,
     PolicyConfig,
@@ -129,3 +130,27 @@ def test_states_are_offloaded_from_a_gpu(device, optimizer, offered):
     run = replace(RUN, device=device, optimizer=optimizer)
     keys = {key for step in STEPS if (change := step(run)) for key in change.settings}
     assert ("model.init_args.optimizer.offload" in keys) == offered
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig()])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_that_compiles_is_not_told_what_does_not_go_with_it(lora, device):
+    policy = PolicyConfig(path="x", compile=True, lora=lora)
+    changes = [step(replace(RUN, policy=policy, device=device)) for step in STEPS]
+    assert not any("quantization" in key for c in changes if c for key in c.settings
+                   if "policy" in key)  # fmt: skip
+
+
+def test_a_reference_that_is_the_actors_base_takes_nothing_that_could_be_saved():
+    policy = PolicyConfig(path="x", lora=LoraConfig(), quantization="nf4")
+    run = replace(RUN, policy=policy, reference=ReferenceConfig(quantization="nf4"), device="cuda")
+    keys = [key for step in STEPS if (change := step(run)) for key in change.settings]
+    assert not any("reference" in key for key in keys)
+
+
+def test_a_shared_critic_is_told_without_what_a_separate_one_has():
+    critic = CriticConfig(gradient_checkpointing=True)
+    changes = [step(replace(RUN, critic_model=critic)) for step in STEPS]
+    key = "model.init_args.critic_model.{}".format
+    (shared,) = (c.settings for c in changes if c and c.settings.get(key("kind")) == "shared")
+    assert shared[key("gradient_checkpointing")] == "false"

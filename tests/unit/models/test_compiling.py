@@ -246,3 +246,9 @@ def test_a_missing_compiler_is_found_before_the_run():
 def test_compiled_code_says_what_the_plain_code_says(tiny_llama_dir):
     counts = assert_like_plain(tiny_llama_dir, 3, **ADAPTED)
     assert 0 < counts[0] == counts[-1]
+
+
+def test_nothing_is_compiled_while_models_are_loaded(tiny_llama_dir, traced):
+    """Frozen blocks are tried on the CPU, wherever the run is."""
+    networks(tiny_llama_dir, compiled=True, critic="shared", lora=LoraConfig(rank=2, layers=1))
+    assert not counters["frames"]

@@ -2,18 +2,20 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, Phi3Config, PhiConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Olmo2Config, Phi3Config, PhiConfig, Qwen3Config
 from transformers.models.cohere import modeling_cohere
 from transformers.models.glm import modeling_glm
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+from transformers.models.olmo2 import modeling_olmo2
 
-from ppo_lightning.configs import CriticConfig, PolicyConfig
+from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
 from ppo_lightning.models import build_actor_critic
 from ppo_lightning.models.fused import FusedRotary, fuse_layers, rotary, turned
 from tests.helpers.gradients import distance, gradients_of
@@ -181,9 +183,27 @@ def test_an_argument_by_its_older_name_is_not_lost():
             updated.append(key.shape)
             return key, value
 
-    with pytest.warns(FutureWarning):
-        called(fused(attention()), past_key_values=Cache())
+    layer = fused(attention())
+    is_its_own = "past_key_values" in rotary._arguments(LlamaAttention)
+    with nullcontext() if is_its_own else pytest.warns(FutureWarning):
+        called(layer, past_key_values=Cache())
     assert updated == [(1, 2, 3, 8)]
+
+
+def test_a_family_that_casts_back_is_followed(tmp_path):
+    """Angles are float32 beside states of 16 bits, and some leave the result in float32."""
+    given = inputs(torch.bfloat16, torch.float32)
+    for module in (modeling_olmo2, modeling_llama):
+        found = rotary._turn(module.apply_rotary_pos_emb, *given)
+        expected = module.apply_rotary_pos_emb(*given)
+        assert [x.dtype for x in found] == [x.dtype for x in expected]
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(Olmo2Config(**SMALL)).save_pretrained(tmp_path)
+    policy = PolicyConfig(path=str(tmp_path), dtype="bfloat16", lora=LoraConfig(rank=2))
+    networks = build_actor_critic(policy, CriticConfig(kind="shared"))
+    assert any(isinstance(module, FusedRotary) for module in networks.modules())
+    output, _ = gradients_of(networks)
+    assert output.logprobs.isfinite().all()
 
 
 @pytest.mark.parametrize("module", [modeling_cohere, modeling_glm], ids=["cohere", "glm"])

@@ -120,3 +120,12 @@ def test_padding_and_neighbours_change_nothing(tmp_path):
     scorer = SequenceScorer.load(str(build_reward_model(tmp_path)), quantization="int8")
     alone = torch.cat([scorer.score([text]) for text in TEXTS])
     assert_close(scorer.score(TEXTS), alone, atol=1e-5, rtol=1e-5)
+
+
+def test_float16_holds_the_sums_that_it_holds_with_whole_weights():
+    random = torch.Generator().manual_seed(0)
+    weight = 0.02 * torch.randn(8, 2048, generator=random)
+    x = torch.randn(4, 2048, generator=random)
+    x[:, ::256] = 800.0
+    found = Int8Linear(weight, None)(x.half())
+    assert_close(found.float(), x @ weight.T, rtol=0.02, atol=1.0)

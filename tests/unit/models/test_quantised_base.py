@@ -28,10 +28,10 @@ from ppo_lightning.models.precision import (
     Int8Linear,
     NF4Linear,
     QuantisedLinear,
-    is_quantised,
     quantise_linears,
 )
 from ppo_lightning.rollout.engines.native import _copy_in
+from tests.helpers.quantised import is_quantised
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_llama
 
@@ -60,9 +60,7 @@ def layer_of(kind, rows=24, columns=40, bias=True, dtype=torch.float32, device="
 
 def written_out(layer):
     """Weights of a quantised layer, as one tensor."""
-    scale = layer.scale.view(torch.float32)
-    dense = layer.dense(torch.float32)
-    return dense * scale[:, None] if isinstance(layer, Int8Linear) else dense
+    return layer.dense(torch.float32)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -285,3 +283,14 @@ def test_weights_without_contents_need_no_package_and_take_as_much(monkeypatch):
     assert quantise_linears(model, "nf4") == 1
     shapes = {name: tuple(p.shape) for name, p in model.base_model[0].named_parameters()}
     assert shapes == {"weight": (480, 1), "scale": (15,)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sampler_of_another_dtype_shares_the_weights_in_few_bits(tiny_llama_dir, kind):
+    policy = PolicyConfig(path=str(tiny_llama_dir), lora=LoraConfig(rank=2), quantization=kind)
+    model = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    copied = dict(_copy_in(torch.bfloat16, model).named_parameters())
+    small = [name for name, weight in model.named_parameters() if not weight.is_floating_point()]
+    assert small
+    for name, weight in model.named_parameters():
+        assert (copied[name].data_ptr() == weight.data_ptr()) is (name in small)

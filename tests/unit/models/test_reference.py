@@ -14,7 +14,7 @@ from ppo_lightning.models import (
     build_actor_critic,
     load_causal_lm,
 )
-from ppo_lightning.models.precision import is_quantised
+from tests.helpers.quantised import is_quantised
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_llama
 
@@ -174,3 +174,17 @@ def test_a_quantised_copy_takes_no_weights_of_an_actor(family, request):
     for act in (reference.require_alike, reference.refresh, reference.require_pullable):
         with pytest.raises(ModelError, match=r"leave out `reference\.quantization`"):
             act(actor)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"quantization": "int8"}, {"device": "cpu"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_a_copy_of_its_own_takes_no_adapters(tiny_llama_dir, settings):
+    policy = PolicyConfig(path=str(tiny_llama_dir), lora=LoraConfig(rank=2))
+    actor = build_actor_critic(policy, CriticConfig(kind="shared")).actor
+    reference = ReferencePolicy.build(ReferenceConfig(**settings), policy, actor)
+    for act in (reference.require_alike, reference.refresh):
+        with pytest.raises(ModelError, match="a reference of its own cannot become an actor with"):
+            act(actor)
+    with pytest.raises(ModelError, match="leave out `path`, `dtype`, `quantization` and `device`"):
+        reference.require_pullable(actor)

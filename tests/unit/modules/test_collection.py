@@ -25,6 +25,7 @@ class Network:
     """Says the same of every token, and remembers how it was asked."""
 
     actor = torch.nn.Identity()
+    has_frozen_trunk = False
 
     def packs(self, sequences):
         return False

@@ -23,8 +23,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.fixture(autouse=True)
 def _as_from_elsewhere(monkeypatch):
     """Bring down a copy, as from a GPU, also of what lies on the CPU."""
-    real = offload.here
-    monkeypatch.setattr(offload, "here", lambda t: t.clone() if t.device.type == "cpu" else real(t))
+    real = offload.to_cpu
+
+    def copied(tensor):
+        return tensor.clone() if tensor.device.type == "cpu" else real(tensor)
+
+    monkeypatch.setattr(offload, "to_cpu", copied)
 
 
 def weights(device="cpu"):
@@ -209,7 +213,7 @@ def test_lightnings_own_loop_and_precision(precision, tmp_path):
 
 
 def test_other_classes_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"`optimizer\.offload` is for Adam and AdamW.* SGD"):
+    with pytest.raises(ConfigError, match=r"^`optimizer\.offload` is for Adam and AdamW.* SGD"):
         build(weights(), name="SGD")
 
 
@@ -223,5 +227,21 @@ def test_shards_are_refused(monkeypatch):
 def test_on_a_cpu_nothing_is_copied(monkeypatch):
     monkeypatch.undo()
     tensor = torch.ones(3)
-    assert offload.here(tensor) is tensor
+    assert offload.to_cpu(tensor) is tensor
     assert OffloadedAdam([{"params": weights()}], torch.optim.AdamW, lr=1e-2)
+
+
+def test_states_need_not_be_there_before_the_first_step():
+    """``optimizer_over`` fills them; the class alone does not need it."""
+    found = []
+    for kind in (
+        lambda groups, **o: OffloadedAdam(groups, torch.optim.AdamW, **o),
+        torch.optim.AdamW,
+    ):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([{"params": [weight]}], lr=0.1)
+        for gradient in (1.0, -3.0, 2.0):
+            weight.grad = torch.full((3,), gradient)
+            optimizer.step()
+        found.append(weight.detach())
+    assert_close(*found)
