@@ -169,7 +169,8 @@ class HTTPReward(Reward):
         self._inherited: list[ScoreClient] = []
         self._asking: Counter[ScoreClient] = Counter()
         # Several threads may ask, and close.
-        self._opening, self._setting_up = threading.Lock(), threading.Lock()
+        self._opening: threading.Lock = threading.Lock()
+        self._setting_up: threading.Lock = threading.Lock()
 
     # ------------------------------------------------------------------ the connection
 

@@ -86,10 +86,11 @@ class FusedRotary(Fused):
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Run the family's code; compiled code as it is."""
-        is_translated = _RENAMED in options and _RENAMED not in _arguments(self.family)
+        family: Any = self.family
+        is_translated = _RENAMED in options and _RENAMED not in _arguments(family)
         if torch.compiler.is_compiling() or is_translated:
             return super().forward(*args, **options)
-        return _rewired(self.family)(self, *args, **options)
+        return _rewired(family)(self, *args, **options)
 
 
 def _forward_of(family: type[nn.Module]) -> FunctionType | None:
