@@ -215,7 +215,7 @@ def _remembered(run: Run, networks: Networks, tally: ByteTally, sequences: Seque
         prompts = -(-prompts // run.buffer.responses_per_prompt)
     tokens = prompts * run.prompt_tokens + run.num_responses * run.sampling.max_new_tokens
     own = known.trunk.states
-    states = own.new_zeros(max(tokens, len(own)), own.shape[-1])
+    states = own.new_zeros(max(tokens + 1, len(own)), own.shape[-1])  # and a row of 0
     tally.claim([states], "frozen trunk")
     return replace(known, trunk=replace(known.trunk, states=states))
 

@@ -138,12 +138,12 @@ class ReferencePolicy:
             weights: Trained weights to take instead of the actor's own, from ``taken_over``.
 
         Raises:
-            ModelError: See ``require_alike``.
+            ModelError: A weight of an actor without adapters is not there, or of another shape.
         """
-        self.require_alike(actor)
         given = trained_weights(actor) if weights is None else weights
         if is_adapted(actor) and not self._shares_base:
             self._model, self.adapter_off, self._shares_base = _sharing_frozen(actor), False, True
+            self._own_device = None
         own = dict(self._model.named_parameters())
         _require_same(own, given)
         for name, weight in given.items():
@@ -168,11 +168,11 @@ class ReferencePolicy:
         }
 
     def require_alike(self, actor: nn.Module) -> None:
-        """Refuse an actor whose weights the reference cannot take.
+        """Refuse an actor whose weights the reference cannot take and give back.
 
         Raises:
             ModelError: A weight of the actor is not there, or of another shape; or it has adapters
-                and the reference is not on its base.
+                and the reference is not on its base, so that no adapter says what it is now.
         """
         if is_adapted(actor) and not (self.adapter_off or self._shares_base):
             raise ModelError(

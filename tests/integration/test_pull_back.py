@@ -129,7 +129,9 @@ def test_what_cannot_be_averaged_is_refused_at_the_start(tiny_llama_dir, tmp_pat
         )
     lora = {"policy": {"lora": LoraConfig(rank=4)}}
     reference = {"reference": ReferenceConfig(path=str(tiny_llama_dir))}
-    with pytest.raises(ModelError, match=r"`reference\.path`"):
+    with pytest.raises(
+        ModelError, match="leave out `path`, `dtype`, `quantization` and `device` of `reference`"
+    ):
         fit(
             tmp_path / "b",
             ppo_module(tiny_llama_dir, **lora, **reference),

@@ -157,10 +157,10 @@ def test_states_of_frozen_blocks_by_hand(tiny_llama_dir):
     lora = LoraConfig(rank=4, layers=1)
     stages = estimate(run_of(tiny_llama_dir, lora=lora)).stages
     found = {stage.name: stage.parts.get("frozen trunk") for stage in stages}
-    expected = 8 * (5 + 8) * 32 * 4
+    expected = (8 * (5 + 8) + 1) * 32 * 4  # and a row of 0
     assert (found["rollout"], found["scoring"], found["update"]) == (None, expected, expected)
     grouped = run_of(tiny_llama_dir, lora=lora, buffer=VARIANTS["grouped"]["buffer"])
-    assert parts_of(grouped, "update")["frozen trunk"] == (2 * 5 + 8 * 8) * 32 * 4
+    assert parts_of(grouped, "update")["frozen trunk"] == (2 * 5 + 8 * 8 + 1) * 32 * 4
 
 
 def test_states_that_nobody_wants_take_nothing(tiny_llama_dir):
