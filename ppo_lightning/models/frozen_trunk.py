@@ -9,7 +9,7 @@ of its blocks each time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ppo_lightning.functional import row_multiple
 from ppo_lightning.models.adapters import adapter_layers, block_names
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
 from ppo_lightning.models.fused.classes import CANNOT
-from ppo_lightning.models.inputs import ModelInputs, call_model
+from ppo_lightning.models.inputs import ModelInputs, call_model, replaced_forward
 from ppo_lightning.models.layout import TokenLayout, read_whole
 from ppo_lightning.models.reading import alike, reading_of
 from ppo_lightning.types import Sequences, TrunkStates
@@ -123,13 +123,15 @@ def _frozen_states(model: Any, inputs: ModelInputs) -> Tensor:
     trunk = frozen_trunk_of(model)
     assert trunk is not None
     blocks, found = trunk.blocks(model), list[Any]()
-    last, plain = blocks[trunk.depth - 1], blocks[trunk.depth - 1].forward
 
-    def kept(*args: Any, **options: Any) -> Any:
+    def kept(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
         found.append(plain(*args, **options))
         return found[0]
 
-    with _instead([last], kept), _instead(blocks[trunk.depth :], lambda *_, **__: found[0]):
+    with (
+        replaced_forward(blocks[trunk.depth - 1], kept),
+        _instead(blocks[trunk.depth :], lambda *_, **__: found[0]),
+    ):
         call_model(model.base_model, inputs)
     states: Tensor = found[0] if trunk.beside is None else found[0][0]
     return states
@@ -152,18 +154,11 @@ def begun_with(model: nn.Module, states: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _instead(blocks: Sequence[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    """Put a function in the place of the ``forward`` of some blocks, and take it away again."""
-    before = [vars(block).get("forward") for block in blocks]
-    for block in blocks:
-        vars(block)["forward"] = forward
-    try:
+    """Put a function in the place of the ``forward`` of some blocks."""
+    with ExitStack() as places:
+        for block in blocks:
+            places.enter_context(replaced_forward(block, forward))
         yield
-    finally:
-        for block, own in zip(blocks, before, strict=True):
-            if own is None:
-                del vars(block)["forward"]
-            else:
-                vars(block)["forward"] = own
 
 
 # ---------------------------------------------------------------------- finding out

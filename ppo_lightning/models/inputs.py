@@ -48,14 +48,14 @@ Forward = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def replaced_forward(layer: nn.Module, new: Callable[[Forward, Tensor], Tensor]) -> Iterator[None]:
+def replaced_forward(layer: nn.Module, new: Callable[..., Any]) -> Iterator[None]:
     """Put something in the place of a layer's ``forward``, and put back what was there.
 
     The layer is still called as a module, so what watches it (sharding, say) goes on to do so.
 
     Args:
-        layer: With one input.
-        new: Gets the former ``forward`` and the input.
+        layer: Of any inputs.
+        new: Gets the former ``forward`` and the inputs.
     """
     own, before = vars(layer).get("forward"), layer.forward
     layer.forward = partial(new, before)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.errors import ModelError
+from ppo_lightning.functional import autocast_off
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,7 +129,7 @@ def _exactly(layer: Any, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
 
 def exact_linear(layer: nn.Linear, states: Tensor) -> Tensor:
     """Apply a layer in float32, under autocast too, which would round scores to three digits."""
-    with torch.autocast(states.device.type, enabled=False):
+    with autocast_off(states.device.type):
         bias = None if layer.bias is None else layer.bias.float()
         return nn.functional.linear(states.float(), layer.weight.float(), bias)
 

@@ -1,4 +1,4 @@
-"""Gradients of networks on one small batch, and how far two of them are apart."""
+"""Gradients of networks on a small batch, and how far two of them are apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.scoring import PolicyOutput
+from ppo_lightning.types import Sequences
 from tests.helpers.sequences import sequences_of
 
 BATCH = sequences_of([[5, 9, 11], [12, 7, 30, 8, 21], [3]], [[20, 13, 17, 2], [9, 22], [4, 5, 6]])
@@ -13,11 +14,11 @@ BATCH = sequences_of([[5, 9, 11], [12, 7, 30, 8, 21], [3]], [[20, 13, 17, 2], [9
 Gradients = dict[str, torch.Tensor]
 
 
-def gradients_of(networks: ActorCritic) -> tuple[PolicyOutput, Gradients]:
+def gradients_of(networks: ActorCritic, batch: Sequences = BATCH) -> tuple[PolicyOutput, Gradients]:
     networks.zero_grad()
-    output = networks(BATCH, temperature=0.8)
+    output = networks(batch, temperature=0.8)
     per_token = output.logprobs + output.entropy + output.values.square()
-    per_token[BATCH.response_mask].mean().backward()
+    (per_token[batch.response_mask].mean() + output.final_values.mean()).backward()
     return output, {n: p.grad for n, p in networks.named_parameters() if p.grad is not None}
 
 

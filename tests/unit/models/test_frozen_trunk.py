@@ -17,6 +17,7 @@ from transformers import (
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.models import ReferencePolicy, build_actor_critic
 from ppo_lightning.models.frozen_trunk import frozen_trunk_of, learn_frozen_trunk
+from tests.helpers.gradients import gradients_of
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_gpt2, build_llama
 
@@ -66,20 +67,12 @@ def counted(model):
     return ran
 
 
-def scored(networks, sequences):
-    networks.zero_grad()
-    output = networks(sequences, temperature=0.8)
-    per_token = output.logprobs + output.entropy + output.values.square()
-    (per_token[sequences.response_mask].mean() + output.final_values.mean()).backward()
-    return output, {n: p.grad for n, p in networks.named_parameters() if p.grad is not None}
-
-
 def assert_alike(networks, rows=(0, 1, 2)):
     """Over rows that lie before the model otherwise than when their states were made."""
     known = networks.with_frozen_states(BATCH, GROUPS)
     picked = torch.tensor(rows)
-    output, gradients = scored(networks, known.select(picked).trimmed())
-    expected, expected_gradients = scored(networks, BATCH.select(picked).trimmed())
+    output, gradients = gradients_of(networks, known.select(picked).trimmed())
+    expected, expected_gradients = gradients_of(networks, BATCH.select(picked).trimmed())
     for name in ("logprobs", "entropy", "values", "final_values"):
         assert_close(getattr(output, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
     assert gradients.keys() == expected_gradients.keys()
@@ -132,12 +125,12 @@ def test_each_block_runs_where_it_must_and_nowhere_else(tmp_path, build):
     known = networks.with_frozen_states(BATCH, GROUPS)
     assert ran == [0, 1, 2, 0, 1, 2]
     ran.clear()
-    scored(networks, known)
+    gradients_of(networks, known)
     found = reference.logprobs(known, temperature=1.0).logprobs
     assert ran == [3, 3]
     assert_close(found, expected)
     ran.clear()
-    scored(networks, BATCH)
+    gradients_of(networks, BATCH)
     assert ran == [0, 1, 2, 3]
 
 

@@ -36,6 +36,7 @@ from ppo_lightning.models import (
     reading_of,
 )
 from ppo_lightning.models.attention import ATTENTION
+from tests.helpers.gradients import distance, gradients_of
 from tests.helpers.sequences import sequences_of
 
 PROMPTS = [[5, 9, 11], [12, 7, 30, 8, 21, 14, 6, 25, 10], [3]]
@@ -83,20 +84,6 @@ def written(folder: Path, model) -> str:
     return str(folder / "model")
 
 
-def gradients(networks, batch):
-    networks.zero_grad()
-    output = networks(batch, temperature=0.8)
-    per_token = output.logprobs + output.entropy + output.values.square()
-    (per_token[batch.response_mask].mean() + output.final_values.mean()).backward()
-    return output, {n: p.grad for n, p in networks.named_parameters() if p.grad is not None}
-
-
-def distance(found, expected):
-    """Norm of the difference of two gradients, over that of the second."""
-    ours, theirs = (torch.cat([g[n].flatten() for n in expected]) for g in (found, expected))
-    return float((ours - theirs).norm() / theirs.norm())
-
-
 def largest_of(grads):
     return max(float(grad.abs().max()) for grad in grads.values())
 
@@ -112,7 +99,7 @@ def test_packed_rows_give_the_numbers_and_gradients_of_padded_ones(family_dir, k
         policy = PolicyConfig(path=str(family_dir), dtype=dtype, padding_free=packed)
         networks = build_actor_critic(policy, critic)
         assert networks.packs(batch) == packed
-        found.append(gradients(networks, batch))
+        found.append(gradients_of(networks, batch))
     (ours, our_grads), (theirs, their_grads) = found
     tolerance = 1e-5 if dtype == "float32" else 1e-12
     for name in ("logprobs", "values", "entropy", "final_values"):
@@ -135,7 +122,7 @@ def test_adapters_and_checkpointing_change_nothing_about_it(tiny_llama_dir):
             gradient_checkpointing=checkpointing,
         )
         networks = build_actor_critic(policy, CriticConfig(kind="shared", head_init="normal"))
-        found.append(gradients(networks, SHARED)[1])
+        found.append(gradients_of(networks, SHARED)[1])
     for grads in found[:2]:
         assert grads.keys() == found[2].keys()
         for name, grad in grads.items():
@@ -236,10 +223,10 @@ def test_products_in_16_bits_come_in_round_sizes(tiny_llama_dir, batch):
     for layer in networks.modules():
         if isinstance(layer, nn.Linear) and layer.out_features > 1:
             layer.register_forward_pre_hook(lambda _, args: sizes.add(args[0].shape[1]))
-    exact, _ = gradients(networks, batch)
+    exact, _ = gradients_of(networks, batch)
     assert any(size % 16 for size in sizes)
     sizes.clear()
     with torch.autocast("cpu", torch.bfloat16):
-        coarse, _ = gradients(networks, batch)
+        coarse, _ = gradients_of(networks, batch)
     assert not any(size % 16 for size in sizes)
     assert_close(coarse.logprobs, exact.logprobs, rtol=0, atol=0.05)
