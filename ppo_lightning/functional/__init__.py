@@ -60,7 +60,6 @@ from ppo_lightning.functional.masking import (
     position_ids,
     product_dtype,
     response_mask,
-    row_multiple,
     upcast,
 )
 from ppo_lightning.functional.normalize import (
@@ -87,6 +86,12 @@ from ppo_lightning.functional.preferences import (
     partial_correlation,
     reliability,
     wilson_interval,
+)
+from ppo_lightning.functional.products import (
+    linear,
+    onednn_is_quicker,
+    rounded_up,
+    row_multiple,
 )
 from ppo_lightning.functional.random import (
     combine_keys,
@@ -172,6 +177,7 @@ __all__ = [
     "last_index",
     "leave_one_out",
     "length_bias",
+    "linear",
     "linear_logprobs",
     "log_ratio",
     "log_softmax",
@@ -183,6 +189,7 @@ __all__ = [
     "masked_sum",
     "moments",
     "normalise",
+    "onednn_is_quicker",
     "opening_share",
     "overlong_penalties",
     "pair_credit",
@@ -199,6 +206,7 @@ __all__ = [
     "relieved_plan",
     "repeated_ngram_fraction",
     "response_mask",
+    "rounded_up",
     "row_multiple",
     "running_update",
     "score_after_penalties",

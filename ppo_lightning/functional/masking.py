@@ -25,18 +25,6 @@ def accumulation_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def row_multiple(weight: Tensor) -> int:
-    """Rows that products with a layer had better come in, as many or a multiple.
-
-    A processor's matrix products in 16 bits are compiled for each shape that they meet, for 10 ms a
-    layer, and accelerators like round sizes.
-
-    Args:
-        weight: Of the layer.
-    """
-    return 1 if product_dtype(weight).itemsize > 2 else 16
-
-
 def upcast(x: Tensor) -> Tensor:
     """Return ``x`` in float32 or better; a tensor that already is comes back uncopied."""
     return x.to(accumulation_dtype(x))

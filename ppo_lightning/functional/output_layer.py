@@ -13,10 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from ppo_lightning.functional.autocast import autocast_off
-from ppo_lightning.functional.masking import accumulation_dtype, product_dtype, row_multiple
+from ppo_lightning.functional.masking import accumulation_dtype, product_dtype
+from ppo_lightning.functional.products import (
+    add_product,
+    linear,
+    product,
+    rounded_up,
+    row_multiple,
+)
 
 CHUNK_BYTES = 8 * 2**20
 """Of the logits that exist at once on a CPU: a few caches' worth. 64 rows at least, since each
@@ -70,12 +77,15 @@ def linear_logprobs(
     """
     device = hidden.device.type
     size = CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
-    rows = chunk_rows or max(64, size // (4 * weight.shape[0]))
+    rows = chunk_rows or max(64, size // (4 * weight.shape[0]) // 16 * 16)
     dtype, wanted = product_dtype(hidden), (entropy, entropy and entropy_grad)
+    count = len(ids)
+    if missing := rounded_up(count, row_multiple(weight)) - count:
+        hidden, ids = pad(hidden, (0, 0, 0, missing)), pad(ids, (0, missing))
     logprobs, spread = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, ids, 1.0 / temperature, dtype, rows, *wanted
     )
-    return LinearLogprobs(logprobs, spread if entropy else None)
+    return LinearLogprobs(logprobs[:count], spread[:count] if entropy else None)
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -135,27 +145,12 @@ class _LinearLogprobs(torch.autograd.Function):
             slope *= sharpness
             if of_bias is not None:
                 of_bias += slope.sum(0)
-            slope = _in_multiples(slope.to(dtype), layer.multiple)
+            slope = slope.to(dtype)
             if of_hidden is not None:
-                of_hidden[part] = (slope @ layer.weight)[: len(logs)]
+                of_hidden[part] = product(slope, layer.weight)
             if of_weight is not None:
-                states = _in_multiples(hidden[part].to(dtype), layer.multiple)
-                _add_product(of_weight, slope.t(), states)
+                add_product(of_weight, slope.t(), hidden[part].to(dtype))
         return of_hidden, of_weight, of_bias, *[None] * 6
-
-
-def _in_multiples(rows: Tensor, multiple: int) -> Tensor:
-    """Add rows of 0 until their number is a multiple."""
-    missing = -len(rows) % multiple
-    return pad(rows, (0, 0, 0, missing)) if missing else rows
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product in place, without another tensor of its size where the dtypes allow it."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
 
 
 class _Layer:
@@ -172,12 +167,10 @@ class _Layer:
         self.weight = weight.to(dtype)
         self.bias = None if bias is None else bias.to(dtype)
         self.dtype, self.sharpness, self.exact = dtype, sharpness, exact
-        self.multiple = row_multiple(self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the temperature, a new tensor. ``[N, V]`` float32 or float64."""
-        padded = _in_multiples(hidden.to(self.dtype), self.multiple)
-        found = linear(padded, self.weight, self.bias)[: len(hidden)].to(self.exact)
+        found = linear(hidden.to(self.dtype), self.weight, self.bias).to(self.exact)
         return found if self.sharpness == 1.0 else found.mul_(self.sharpness)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppo_lightning.functional import first_alike, last_index, position_ids
+from ppo_lightning.functional import first_alike, last_index, position_ids, rounded_up
 from ppo_lightning.models.attention import Packing
 from ppo_lightning.models.inputs import ModelInputs, packed_inputs
 from ppo_lightning.types import Sequences, TrunkStates
@@ -174,13 +174,13 @@ class _Packed:
         own = self._leaders == torch.arange(len(real), device=real.device)
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
-        if multiple > 1 and (missing := -int(kept.sum()) % multiple):
-            count = -(-missing // self._width)
-            cells = torch.arange(count * self._width, device=real.device)
-            filler = (cells < missing).view(count, self._width)
-            rows = torch.arange(len(real), len(real) + count, device=real.device)
+        if multiple > 1 and (missing := rounded_up(count := int(kept.sum()), multiple) - count):
+            height = -(-missing // self._width)
+            cells = torch.arange(height * self._width, device=real.device)
+            filler = (cells < missing).view(height, self._width)
+            rows = torch.arange(len(real), len(real) + height, device=real.device)
             real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
-            ids = torch.cat([ids, ids.new_zeros(count, self._width)])
+            ids = torch.cat([ids, ids.new_zeros(height, self._width)])
             self._leaders = torch.cat([self._leaders, rows])
         self._numbers = kept.flatten().cumsum(0) - 1
         taken, positions = kept.flatten().nonzero()[:, 0], position_ids(real)

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from ppo_lightning.configs import Quantization
 from ppo_lightning.errors import ModelError
+from ppo_lightning.functional import linear
+from ppo_lightning.models.fused import family_of
 
 _LEVELS = 127  # of either sign: -128 is left out, so that a weight and its negative round alike
 _BLOCK = 64  # numbers that share a scale, as in QLoRA
@@ -134,11 +135,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: QuantisedLinear) -> Tensor:
         ctx.layer = layer
-        return functional.linear(x, layer.dense(x.dtype))
+        return linear(x, layer.dense(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad @ ctx.layer.dense(grad.dtype), None
+        return linear(grad, ctx.layer.dense(grad.dtype).t()), None
 
 
 def quantised_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,12 +199,12 @@ def quantise_linears(model: nn.Module, quantization: Quantization) -> int:
 
 def _weights_of(layer: Any) -> Tensor | None:
     """Return a linear layer's weights as ``[O, I]``; None for anything else, subclasses too."""
-    if type(layer) is nn.Linear:
-        return layer.weight
-    if type(layer) is Conv1D:  # GPT-2's linear layer, which keeps them the other way round
-        turned: Tensor = layer.weight.T
-        return turned
-    return None
+    weight: Tensor | None = None
+    if family_of(layer) is nn.Linear:
+        weight = layer.weight
+    elif family_of(layer) is Conv1D:  # GPT-2's linear layer, which keeps them the other way round
+        weight = layer.weight.T
+    return weight
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppo_lightning.functional import position_ids
+from ppo_lightning.functional import linear, position_ids
 from ppo_lightning.models.attention import ATTENTION, Packing
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
-from ppo_lightning.models.fused.classes import CANNOT
+from ppo_lightning.models.fused.classes import CANNOT, family_of
 from ppo_lightning.models.inputs import ModelInputs, call_model, packed_inputs
 from ppo_lightning.models.slots import KeyValueSlots, read_prompts, step_slots
 
@@ -96,7 +96,7 @@ def attention_window(config: Any) -> int | None:
 def _has_plain_head(model: Any) -> bool:
     """Whether logits are the output layer's, untouched: some families scale or cap them."""
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
+    if family_of(head) is not nn.Linear:
         return False
     caught: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
@@ -104,7 +104,7 @@ def _has_plain_head(model: Any) -> bool:
         logits = call_model(model, _padded(model)).logits
     finally:
         hook.remove()
-    return torch.equal(nn.functional.linear(caught[-1], head.weight, head.bias), logits)
+    return torch.equal(linear(caught[-1], head.weight, head.bias), logits)
 
 
 _LENGTHS = (7, 3, 5)  # more than the window of a short convolution, and all different

@@ -23,6 +23,7 @@ from ppo_lightning.functional import (
 )
 from ppo_lightning.models.adapters import base_causal_lm
 from ppo_lightning.models.frozen_trunk import begun_with, frozen_trunk_of
+from ppo_lightning.models.fused import family_of
 from ppo_lightning.models.inputs import Forward, call_model, replaced_forward
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.reading import reading_of
@@ -94,7 +95,7 @@ def response_scores(
         return scores.logprobs[None, :, None]
 
     # An adapter on the output layer makes another layer of it, and a wrapper another function.
-    plain = type(head) is nn.Linear and "forward" not in vars(head)
+    plain = family_of(head) is nn.Linear and "forward" not in vars(head)
     if plain and reading_of(model).fused_head and not asked.logits:
         _, states = states_at_door(model, layout, fused)
         return _written(layout, found[0]), states

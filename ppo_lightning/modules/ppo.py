@@ -47,6 +47,7 @@ from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.export_model import as_validated
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
+from ppo_lightning.modules.host_memory import keep_freed_memory
 from ppo_lightning.modules.metrics_file import MetricsFile
 from ppo_lightning.modules.monitors import check_monitors
 from ppo_lightning.modules.optim import (
@@ -349,6 +350,7 @@ class PPOModule(UpdateSteps):
     def setup(self, stage: str) -> None:
         """Begin a fit as a new run; a checkpoint that is resumed is loaded later."""
         if stage == "fit":
+            keep_freed_memory()
             self.start_anew()
             self.reward_pipeline.load_state_dict({})
             if self.ppo.objective == "penalty":

@@ -24,6 +24,7 @@ from ppo_lightning.functional import combine_keys
 from ppo_lightning.metrics import StepStats
 from ppo_lightning.modules.export_model import export_callback
 from ppo_lightning.modules.guards import SkipCounter
+from ppo_lightning.modules.host_memory import keep_freed_memory
 from ppo_lightning.modules.metrics_file import MetricsFile
 from ppo_lightning.modules.monitors import check_monitors
 from ppo_lightning.modules.optim import (
@@ -212,6 +213,7 @@ class SupervisedModule(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Begin a fit as a new run; a checkpoint that is resumed is loaded later."""
         if stage == "fit":
+            keep_freed_memory()
             self.start_anew()
 
     # ------------------------------------------------------------------ one step

@@ -58,6 +58,11 @@ def derived(kind: type[Fused], family: type[nn.Module]) -> type[nn.Module]:
     return _made[kind, family]
 
 
+def family_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class that a module had when it was made."""
+    return module.family if isinstance(module, Fused) else type(module)
+
+
 def _empty(kind: type[Fused], family: type[nn.Module]) -> nn.Module:
     made = derived(kind, family)
     return made.__new__(made)

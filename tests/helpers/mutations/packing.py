@@ -30,10 +30,24 @@ MUTATIONS = (
     fault(
         "T44",
         "functional/output_layer.py",
-        "slope = _in_multiples(slope.to(dtype), layer.multiple)",
-        "slope = _in_multiples(slope.to(dtype), layer.multiple).roll(1, 0)",
+        "pad(hidden, (0, 0, 0, missing))",
+        "pad(hidden, (0, 0, missing, 0))",
         "unit/functional/test_output_layer.py::"
         "test_a_number_of_rows_that_is_not_round_changes_nothing_in_16_bits",
+    ),
+    fault(
+        "T17",  # weights that lie the other way round get their gradient turned
+        "functional/products.py",
+        "of_weight = product(inputs.t(), rows).t()",
+        "of_weight = product(rows.t(), inputs).roll(1, 0)",
+        "unit/functional/test_products.py::test_numbers_and_gradients_are_those_of_torch",
+    ),
+    fault(
+        "T44",  # autocast is passed by
+        "functional/products.py",
+        'and not torch.is_autocast_enabled("cpu")',
+        "and True",
+        "unit/functional/test_products.py::test_autocast_rules_the_dtype",
     ),
     fault(
         "T17",  # queries turned by the negative of their position

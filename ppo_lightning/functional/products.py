@@ -1,0 +1,170 @@
+"""Products of float32 matrices by the library that is quick on the processor at hand.
+
+On processors of AMD with AVX-512, oneDNN multiplies more than twice as fast as MKL, which torch
+calls for float32. Both come with torch. Results are the same up to the order of sums.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ppo_lightning.functional.masking import product_dtype
+
+LEAST_PRODUCTS = 2**21
+"""Of numbers, from which on oneDNN is asked: a call takes it ten microseconds longer."""
+
+BLOCK_BYTES = 4 * 2**20
+"""Of a product that is added to another: oneDNN makes a tensor of it."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Do what ``torch.nn.functional.linear`` does.
+
+    It can be differentiated once.
+
+    Args:
+        x: ``[..., I]``.
+        weight: ``[O, I]``; may be a transposed view.
+        bias: ``[O]`` or None.
+
+    Returns:
+        ``[..., O]``.
+    """
+    if not _takes_onednn(x, weight) or not (bias is None or bias.dtype == torch.float32):
+        return nn.functional.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return found
+    return _onednn(x, weight, bias)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply matrices ``[N, K]`` and ``[K, M]`` of any strides, in a backward pass."""
+    if _takes_onednn(left, right.t()):
+        return _onednn(left, right.t())
+    return left @ right
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product in place, without another tensor of its size where the dtypes allow it.
+
+    Args:
+        total: ``[N, M]``.
+        left: ``[N, K]``.
+        right: ``[K, M]``, in the dtype of ``left``.
+    """
+    if total.dtype == left.dtype and _takes_onednn(left, right.t()):
+        rows = max(64, BLOCK_BYTES // (right.shape[1] * total.itemsize))
+        for sums, part in zip(torch.split(total, rows), torch.split(left, rows), strict=True):
+            sums += _onednn(part, right.t())
+    elif total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def row_multiple(weight: Tensor) -> int:
+    """Rows that products with a layer had better come in, as many or a multiple.
+
+    oneDNN compiles a product for each shape that it meets, for 10 ms a layer in 16 bits and 0.3 ms
+    a product in float32, and accelerators like round sizes.
+
+    Args:
+        weight: Of the layer.
+
+    Returns:
+        1 where any number is as good.
+    """
+    dtype = product_dtype(weight)
+    is_compiled = dtype == torch.float32 and weight.device.type == "cpu" and onednn_is_quicker()
+    return 16 if dtype.itemsize <= 2 or is_compiled else 1
+
+
+def rounded_up(count: int, multiple: int) -> int:
+    """Round a number of rows up to a multiple; many rows to a coarser one, by a 32nd at most.
+
+    So there are few numbers that rows of about one size come in.
+
+    Args:
+        count: Of the rows, 0 or more.
+        multiple: From ``row_multiple``.
+    """
+    if multiple > 1:
+        multiple = max(multiple, 1 << (count // 32).bit_length() >> 1)
+    return -(-count // multiple) * multiple
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = product(rows, weight).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            inputs = x.flatten(0, -2)
+            if weight.is_contiguous():
+                of_weight = product(rows.t(), inputs)
+            else:  # so that the gradient lies as the weight does
+                of_weight = product(inputs.t(), rows).t()
+        if ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0)
+        return of_x, of_weight, of_bias
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # What torch's compiler calls for a linear layer; it takes any strides.
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
+
+
+def _takes_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is one that oneDNN computes, and worth asking it."""
+    return (
+        x.numel() * weight.shape[0] >= LEAST_PRODUCTS
+        and x.dim() > 1
+        and x.shape[-1] == weight.shape[1]
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
+        and not torch.is_autocast_enabled("cpu")
+        and onednn_is_quicker()
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+_PLAIN = (Tensor, nn.Parameter)  # others, of sharded weights say, have products of their own
+
+
+@cache
+def onednn_is_quicker() -> bool:
+    """Whether float32 products are quicker by oneDNN than by what torch calls for them."""
+    backends: Any = torch.backends
+    has_both = backends.mkldnn.is_available() and backends.mkl.is_available()
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_both and wide and has_operator and "AuthenticAMD" in _processor()
+
+
+def _processor() -> str:
+    """What the system says of its processor."""
+    described = Path("/proc/cpuinfo")
+    if not described.exists():
+        return platform.processor()
+    with described.open() as lines:
+        return next((line for line in lines if line.startswith("vendor_id")), "")

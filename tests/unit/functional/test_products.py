@@ -1,0 +1,218 @@
+"""Products by oneDNN: the numbers and gradients of torch's own, and where each is asked."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from ppo_lightning.functional import linear, products, rounded_up, row_multiple
+from ppo_lightning.functional.products import add_product, product
+
+ROWS, INPUTS, OUTPUTS = 129, 130, 131  # more than 2**21 products
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
+)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """As on a processor where oneDNN is quicker; how often it is asked."""
+    calls: list[tuple[int, ...]] = []
+    original = products._onednn
+
+    def counted(x, *others):
+        calls.append(tuple(x.shape))
+        return original(x, *others)
+
+    monkeypatch.setattr(products, "onednn_is_quicker", lambda: True)
+    monkeypatch.setattr(products, "_onednn", counted)
+    return calls
+
+
+def drawn(*shapes, seed=0, dtype=torch.float32):
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
+
+
+def layer(*, bias=True, transposed=False, **settings):
+    x, weight, offset, grad = drawn(
+        (3, ROWS // 3, INPUTS), (OUTPUTS, INPUTS), (OUTPUTS,), (3, ROWS // 3, OUTPUTS), **settings
+    )
+    weight = weight.t().contiguous() if transposed else weight
+    return [x, weight, offset if bias else None], grad
+
+
+def tried(function, parts, grad, *, transposed=False, trained=(True, True, True)):
+    """The result, and gradients as they reach the tensors given."""
+    given = [None if x is None else x.clone().requires_grad_(wanted)
+             for x, wanted in zip(parts, trained, strict=True)]  # fmt: skip
+    x, weight, bias = given
+    found = function(x, weight.t() if transposed else weight, bias)
+    wanted = [x for x in given if x is not None and x.requires_grad]
+    return [found.detach(), *torch.autograd.grad(found, wanted, grad)]
+
+
+def relative(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_numbers_and_gradients_are_those_of_torch(asked, bias, transposed):
+    parts, grad = layer(bias=bias, transposed=transposed)
+    found = tried(linear, parts, grad, transposed=transposed)
+    assert len(asked) == 3
+    exact, exact_grad = layer(bias=bias, transposed=transposed, dtype=torch.float32)
+    exact = [None if x is None else x.double() for x in exact]
+    expected = tried(nn.functional.linear, exact, exact_grad.double(), transposed=transposed)
+    assert len(found) == len(expected) == 3 + bias
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert ours.shape == theirs.shape
+        assert relative(ours.double(), theirs) <= 5e-7
+    assert found[2].is_contiguous()  # lies as the weight does: it becomes its ``grad`` uncopied
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "trained", [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_nothing_is_computed_for_what_is_frozen(asked, trained):
+    parts, grad = layer()
+    found = tried(linear, parts, grad, trained=trained)
+    assert len(asked) == 1 + any(trained[:2])
+    assert_close(
+        found, tried(nn.functional.linear, parts, grad, trained=trained), rtol=1e-4, atol=1e-4
+    )
+
+
+@needs_onednn
+def test_the_same_product_twice_is_the_same_bits(asked):
+    parts, grad = layer()
+    once, again = (tried(linear, parts, grad) for _ in range(2))
+    assert all(map(torch.equal, once, again))
+    assert len(asked) == 6
+
+
+@needs_onednn
+def test_without_gradients_it_is_the_same_number(asked):
+    (x, weight, bias), _ = layer()
+    with torch.no_grad():
+        found = linear(x, weight, bias)
+    assert asked == [tuple(x.shape)]
+    assert torch.equal(found, linear(x.requires_grad_(), weight, bias))
+
+
+def refused(name):
+    (x, weight, bias), _ = layer()
+    match name:
+        case "few numbers":
+            return x[:1, :1], weight, bias
+        case "float64":
+            return x.double(), weight.double(), bias.double()
+        case "bfloat16":
+            return x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+        case "no rows":
+            return x[:0], weight, bias
+    return x.as_subclass(Marked), weight, bias
+
+
+class Marked(torch.Tensor):
+    """A tensor with products of its own, maybe."""
+
+
+@pytest.mark.parametrize("name", ["few numbers", "float64", "bfloat16", "no rows", "subclass"])
+def test_anything_else_is_left_to_torch(asked, name):
+    parts = refused(name)
+    found = linear(*parts)
+    assert asked == []
+    assert torch.equal(found, nn.functional.linear(*parts))
+    assert type(found) is type(parts[0])
+
+
+def test_autocast_rules_the_dtype(asked):
+    (x, weight, bias), _ = layer()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    assert asked == []
+
+
+def test_wrong_sizes_are_refused_as_torch_refuses_them(asked):
+    (x, weight, _), _ = layer()
+    for parts in ((x, weight[:, 1:]), (weight[0], weight.t())):
+        with pytest.raises(RuntimeError, match=r"shape|size"):
+            linear(*parts)
+
+
+def test_a_single_row_is_a_vector(asked):
+    x, weight = drawn((2048,), (1024, 2048))
+    assert torch.equal(linear(x, weight), nn.functional.linear(x, weight))
+
+
+def test_onednn_can_be_switched_off(asked, monkeypatch):
+    (x, weight, bias), _ = layer()
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    linear(x, weight, bias)
+    assert asked == []
+
+
+@needs_onednn
+@pytest.mark.parametrize("block", [None, 1])
+def test_a_product_is_added_in_place_little_by_little(asked, monkeypatch, block):
+    left, right, total = drawn((ROWS, INPUTS), (INPUTS, OUTPUTS), (ROWS, OUTPUTS))
+    expected = total.double() + left.double() @ right.double()
+    if block:
+        monkeypatch.setattr(products, "BLOCK_BYTES", block)
+    add_product(total, left.t().contiguous().t(), right)
+    assert len(asked) == (1 if block is None else -(-ROWS // 64))
+    assert relative(total.double(), expected) <= 5e-7
+    assert relative(product(left, right).double(), left.double() @ right.double()) <= 5e-7
+
+
+def test_a_product_in_other_dtypes_is_added_too(asked):
+    left, right, total = drawn((6, 5), (5, 4), (6, 4))
+    expected = total + (left.bfloat16() @ right.bfloat16())
+    add_product(total, left.bfloat16(), right.bfloat16())
+    assert torch.equal(total, expected)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("says", "capability", "expected"),
+    [
+        ("vendor_id\t: AuthenticAMD", "AVX512", True),
+        ("vendor_id\t: GenuineIntel", "AVX512", False),
+        ("vendor_id\t: AuthenticAMD", "AVX2", False),
+    ],
+)
+def test_only_wide_processors_of_amd_ask_it(monkeypatch, says, capability, expected):
+    monkeypatch.setattr(products, "_processor", lambda: says)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    has_both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+    assert products.onednn_is_quicker.__wrapped__() == (expected and has_both)
+
+
+@pytest.mark.parametrize(("quicker", "expected"), [(True, 16), (False, 1)])
+def test_rows_come_in_round_numbers_where_products_are_compiled(monkeypatch, quicker, expected):
+    monkeypatch.setattr(products, "onednn_is_quicker", lambda: quicker)
+    (weight,) = drawn((4, 3))
+    assert row_multiple(weight) == expected
+    assert row_multiple(weight.double()) == 1
+    assert row_multiple(weight.bfloat16()) == 16
+
+
+@pytest.mark.parametrize(
+    ("count", "multiple", "expected"),
+    [(0, 16, 0), (1, 16, 16), (16, 16, 16), (1023, 16, 1024), (1025, 16, 1056), (1025, 1, 1025),
+     (4097, 16, 4224), (7, 5, 10)],
+)  # fmt: skip
+def test_many_rows_are_rounded_more_coarsely(count, multiple, expected):
+    assert rounded_up(count, multiple) == expected
+
+
+def test_rounding_adds_a_32nd_at_most_and_leaves_few_numbers():
+    rounded = {count: rounded_up(count, 16) for count in range(512, 8192)}
+    assert all(0 <= up - count <= count / 32 for count, up in rounded.items())
+    assert len(set(rounded.values())) <= 4 * 33
