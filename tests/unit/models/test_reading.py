@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
+from ppo_lightning.functional import products
 from ppo_lightning.models import (
     Reading,
     build_actor_critic,
@@ -217,7 +218,8 @@ def test_the_folder_says_nothing_of_the_attention(tiny_llama_dir, tmp_path):
 
 
 @pytest.mark.parametrize("batch", [BATCH, SHARED], ids=["apart", "shared prompts"])
-def test_products_in_16_bits_come_in_round_sizes(tiny_llama_dir, batch):
+def test_products_in_16_bits_come_in_round_sizes(tiny_llama_dir, batch, monkeypatch):
+    monkeypatch.setattr(products, "onednn_is_quicker", lambda: False)
     networks = build_actor_critic(PolicyConfig(path=str(tiny_llama_dir)), CriticConfig())
     sizes = set()
     for layer in networks.modules():
