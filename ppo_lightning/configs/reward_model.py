@@ -25,9 +25,9 @@ class BackboneConfig(PolicyConfig):
         padding_free: Of a policy; a reward model is read padded.
         fused_layers: Norm rows in one operation each way, and turn queries and keys without moving
             their halves, where the family's RMS norms and rotary positions are of the usual kind
-            (found out when the model is loaded); multiply by oneDNN on processors of AMD with
-            AVX-512. False leaves them to the family's own code, which is slower and the same up to
-            rounding.
+            (found out when the model is loaded); let linear layers multiply by oneDNN on processors
+            of AMD with AVX-512. False leaves these layers to the family's own code, which is slower
+            and the same up to rounding.
         lora: Train adapters and the head instead of all weights.
         quantization: Of a policy.
         cache_frozen_trunk: Of a policy.

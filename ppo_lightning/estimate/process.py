@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import NamedTuple
 
 LIBRARIES = 24 * 2**20
@@ -11,6 +12,9 @@ LIBRARIES = 24 * 2**20
 
 ADAPTER_LIBRARY = 10 * 2**20
 """The same of PEFT."""
+
+QUANTISER_LIBRARY = 46 * 2**20
+"""The same of bitsandbytes, which PEFT imports where it is installed."""
 
 KERNELS = 20 * 2**20
 """What the first passes use: the kernels of oneDNN and their buffers, the stacks of threads."""
@@ -76,5 +80,7 @@ def process_bytes(
         computes: Whether a pass has been made.
     """
     libraries = LIBRARIES + VOCABULARY_ENTRY * vocabulary
-    libraries += adapted * ADAPTER_LIBRARY + computes * KERNELS
+    libraries += computes * KERNELS
+    if adapted:
+        libraries += ADAPTER_LIBRARY + (QUANTISER_LIBRARY if find_spec("bitsandbytes") else 0)
     return {"libraries": libraries, "heap": int(shares.own * passing + shares.before * before)}

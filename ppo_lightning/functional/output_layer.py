@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from ppo_lightning.functional.autocast import autocast_off
 from ppo_lightning.functional.masking import accumulation_dtype, product_dtype
 from ppo_lightning.functional.products import (
+    ROUND,
     add_product,
     linear,
     product,
@@ -77,7 +78,7 @@ def linear_logprobs(
     """
     device = hidden.device.type
     size = CHUNK_BYTES if device == "cpu" else ACCELERATOR_CHUNK_BYTES
-    rows = chunk_rows or max(64, size // (4 * weight.shape[0]) // 16 * 16)
+    rows = chunk_rows or max(64, size // (4 * weight.shape[0]) // ROUND * ROUND)
     dtype, wanted = product_dtype(hidden), (entropy, entropy and entropy_grad)
     count = len(ids)
     if missing := rounded_up(count, row_multiple(weight)) - count:

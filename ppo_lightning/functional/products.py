@@ -20,6 +20,9 @@ from ppo_lightning.functional.masking import product_dtype
 LEAST_PRODUCTS = 2**21
 """Of numbers, from which on oneDNN is asked: a call takes it ten microseconds longer."""
 
+ROUND = 16
+"""Rows of a block of its kernels: other numbers of rows need kernels for the rest."""
+
 BLOCK_BYTES = 4 * 2**20
 """Of a product that is added to another: oneDNN makes a tensor of it."""
 
@@ -27,7 +30,7 @@ BLOCK_BYTES = 4 * 2**20
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Do what ``torch.nn.functional.linear`` does.
 
-    It can be differentiated once.
+    By oneDNN it can be differentiated once.
 
     Args:
         x: ``[..., I]``.
@@ -37,23 +40,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         ``[..., O]``.
     """
-    if not _takes_onednn(x, weight) or not (bias is None or bias.dtype == torch.float32):
+    if not _takes_onednn(x, weight, bias):
         return nn.functional.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return found
-    return _onednn(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return _onednn(x, weight, bias)
+    # Rows, since the operator's result is a view for more dimensions: that forbids changing it.
+    rows: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
+    return rows.view(*x.shape[:-1], len(weight))
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices ``[N, K]`` and ``[K, M]`` of any strides, in a backward pass."""
-    if _takes_onednn(left, right.t()):
-        return _onednn(left, right.t())
-    return left @ right
+    """Multiply matrices ``[N, K]`` and ``[K, M]`` of any strides. Not differentiable."""
+    with torch.no_grad():
+        return _onednn(left, right.t()) if _takes_onednn(left, right.t()) else left @ right
 
 
+@torch.no_grad()
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a product in place, without another tensor of its size where the dtypes allow it.
+
+    Not differentiable.
 
     Args:
         total: ``[N, M]``.
@@ -83,8 +89,8 @@ def row_multiple(weight: Tensor) -> int:
         1 where any number is as good.
     """
     dtype = product_dtype(weight)
-    is_compiled = dtype == torch.float32 and weight.device.type == "cpu" and onednn_is_quicker()
-    return 16 if dtype.itemsize <= 2 or is_compiled else 1
+    is_compiled = dtype == torch.float32 and weight.device.type == "cpu" and _asks_onednn()
+    return ROUND if dtype.itemsize <= 2 or is_compiled else 1
 
 
 def rounded_up(count: int, multiple: int) -> int:
@@ -96,59 +102,65 @@ def rounded_up(count: int, multiple: int) -> int:
         count: Of the rows, 0 or more.
         multiple: From ``row_multiple``.
     """
-    if multiple > 1:
-        multiple = max(multiple, 1 << (count // 32).bit_length() >> 1)
+    while multiple > 1 and count >= 64 * multiple:
+        multiple *= 2
     return -(-count // multiple) * multiple
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _onednn(x, weight, bias)
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        of_rows, of_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(rows if of_weight else None, weight if of_rows else None)
+        ctx.is_transposed = not weight.is_contiguous()
+        return _onednn(rows, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
-        of_x = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_x = product(rows, weight).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            inputs = x.flatten(0, -2)
-            if weight.is_contiguous():
-                of_weight = product(rows.t(), inputs)
-            else:  # so that the gradient lies as the weight does
-                of_weight = product(inputs.t(), rows).t()
+        rows, weight = ctx.saved_tensors
+        of_rows = of_weight = of_bias = None
+        if weight is not None:
+            of_rows = product(grad, weight)
+        if rows is not None and ctx.is_transposed:  # the gradient is to lie as the weight does
+            of_weight = product(rows.t(), grad).t()
+        elif rows is not None:
+            of_weight = product(grad.t(), rows)
         if ctx.needs_input_grad[2]:
-            of_bias = rows.sum(0)
-        return of_x, of_weight, of_bias
+            of_bias = grad.sum(0)
+        return of_rows, of_weight, of_bias
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # What torch's compiler calls for a linear layer; it takes any strides.
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # oneDNN would take other strides, by its slowest kernel
+    # What torch's compiler calls for a linear layer.
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
 
-def _takes_onednn(x: Tensor, weight: Tensor) -> bool:
+def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether a product is one that oneDNN computes, and worth asking it."""
     return (
         x.numel() * weight.shape[0] >= LEAST_PRODUCTS
         and x.dim() > 1
+        and weight.dim() == 2
         and x.shape[-1] == weight.shape[1]
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == weight.device.type == "cpu"
-        and type(x) in _PLAIN
-        and type(weight) in _PLAIN
+        and (bias is None or bias.shape == weight.shape[:1])
+        and all(_is_plain(part) for part in (x, weight, bias) if part is not None)
         and not torch.is_autocast_enabled("cpu")
-        and onednn_is_quicker()
-        and bool(torch.backends.mkldnn.enabled)
+        and _asks_onednn()
     )
 
 
-_PLAIN = (Tensor, nn.Parameter)  # others, of sharded weights say, have products of their own
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor is nothing but numbers: sharded ones, say, have products of their own."""
+    is_dense = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided
+    return is_dense and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _asks_onednn() -> bool:
+    return onednn_is_quicker() and bool(torch.backends.mkldnn.enabled)
 
 
 @cache

@@ -174,13 +174,11 @@ class _Packed:
         own = self._leaders == torch.arange(len(real), device=real.device)
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
-        if multiple > 1 and (missing := rounded_up(count := int(kept.sum()), multiple) - count):
-            height = -(-missing // self._width)
-            cells = torch.arange(height * self._width, device=real.device)
-            filler = (cells < missing).view(height, self._width)
-            rows = torch.arange(len(real), len(real) + height, device=real.device)
+        if multiple > 1:
+            filler = _filler(real, kept, multiple)
+            rows = torch.arange(len(real), len(real) + len(filler), device=real.device)
             real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
-            ids = torch.cat([ids, ids.new_zeros(height, self._width)])
+            ids = torch.cat([ids, ids.new_zeros(filler.shape, dtype=ids.dtype)])
             self._leaders = torch.cat([self._leaders, rows])
         self._numbers = kept.flatten().cumsum(0) - 1
         taken, positions = kept.flatten().nonzero()[:, 0], position_ids(real)
@@ -211,3 +209,22 @@ def _without_last(real: Tensor, prompt: int) -> Tensor:
         kept[:, prompt:-1] &= real[:, prompt + 1 :]
         kept[:, -1] = False
     return kept
+
+
+def _filler(real: Tensor, kept: Tensor, multiple: int) -> Tensor:
+    """Rows of tokens that nobody sees, none longer than the longest of those that there are.
+
+    Args:
+        real: Tokens of each row. ``[B, S]`` bool.
+        kept: Those that are read. ``[B, S]`` bool.
+        multiple: Their number is rounded up to one of this, see ``rounded_up``.
+
+    Returns:
+        ``[C, S]`` bool, C may be 0.
+    """
+    count, longest = torch.stack([kept.sum(), real.sum(1).max()]).tolist()
+    missing = rounded_up(count, multiple) - count
+    starts = torch.arange(0, missing, max(longest, 1), device=real.device)
+    lengths = (missing - starts).clamp_max(longest)
+    taken: Tensor = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
+    return taken

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppo_lightning.functional import linear, position_ids
+from ppo_lightning.functional import position_ids
 from ppo_lightning.models.attention import ATTENTION, Packing
 from ppo_lightning.models.checks import can_be_tried, embedding_rows
 from ppo_lightning.models.fused.classes import CANNOT, family_of
@@ -104,7 +104,7 @@ def _has_plain_head(model: Any) -> bool:
         logits = call_model(model, _padded(model)).logits
     finally:
         hook.remove()
-    return torch.equal(linear(caught[-1], head.weight, head.bias), logits)
+    return torch.equal(head(caught[-1]), logits)
 
 
 _LENGTHS = (7, 3, 5)  # more than the window of a short convolution, and all different

@@ -11,14 +11,15 @@ _KEPT = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 256 * 2**20, _TOP_PAD: 64
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep up to 256 MiB of what is freed, for the whole process.
+    """Let glibc keep up to 256 MiB at the end of its heap, for the rest of the process.
 
-    By itself it gives the end of the heap back to the system time and again, and every page of it
-    is cleared when it is asked for anew: up to a tenth of the time of a small model's step on a
-    CPU. Does nothing where the environment sets up malloc, or the system has another one.
+    By itself it gives them back to the system time and again, and every page is cleared when it is
+    asked for anew: up to a tenth of the time of a small model's step on a CPU. A variable
+    ``MALLOC_…`` or ``GLIBC_TUNABLES`` in the environment forbids it, and an allocator that has been
+    loaded in the place of glibc's does not notice.
 
     Returns:
-        Whether it did.
+        Whether glibc took the settings.
     """
     own = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     if own or platform.libc_ver()[0] != "glibc":

@@ -59,8 +59,9 @@ def derived(kind: type[Fused], family: type[nn.Module]) -> type[nn.Module]:
 
 
 def family_of(module: nn.Module) -> type[nn.Module]:
-    """Return the class that a module had when it was made."""
-    return module.family if isinstance(module, Fused) else type(module)
+    """Return the class that a module has but for ours, which lies before it."""
+    found: type[nn.Module] = vars(type(module)).get("family", type(module))
+    return found
 
 
 def _empty(kind: type[Fused], family: type[nn.Module]) -> nn.Module:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ppo_lightning.functional import linear
+from ppo_lightning.functional import linear, onednn_is_quicker
 from ppo_lightning.models.fused.classes import Fused, FusedLayer, derived
 
 
 def fuse_linear(model: nn.Module) -> None:
     """Replace the linear layers of a model that has just been loaded, subclasses excepted.
 
+    Only where the processor gains by it.
+
     Args:
         model: Its weights may lie on the device ``meta``.
     """
+    if not onednn_is_quicker():
+        return
     for module in model.modules():
         kind = _KINDS.get(type(module))
         if kind is not None:

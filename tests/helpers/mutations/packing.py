@@ -23,8 +23,8 @@ MUTATIONS = (
     fault(
         "T44",  # a product is compiled for each number of tokens
         "models/layout.py",
-        "if multiple > 1 and",
-        "if False and",
+        "if multiple > 1:",
+        "if False:",
         _READING + "test_products_in_16_bits_come_in_round_sizes",
     ),
     fault(
@@ -38,8 +38,8 @@ MUTATIONS = (
     fault(
         "T17",  # weights that lie the other way round get their gradient turned
         "functional/products.py",
-        "of_weight = product(inputs.t(), rows).t()",
-        "of_weight = product(rows.t(), inputs).roll(1, 0)",
+        "of_weight = product(rows.t(), grad).t()",
+        "of_weight = product(grad.t(), rows).roll(1, 0)",
         "unit/functional/test_products.py::test_numbers_and_gradients_are_those_of_torch",
     ),
     fault(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ppo_lightning.configs import LoraConfig, PolicyConfig
-from ppo_lightning.estimate import Run, estimate, maps_blocks
+from ppo_lightning.estimate import Run, estimate, maps_blocks, process
 from ppo_lightning.estimate.process import (
     ADAPTER_LIBRARY,
     KERNELS,
@@ -12,6 +12,7 @@ from ppo_lightning.estimate.process import (
     MAPPED,
     MIXED,
     PLAIN,
+    QUANTISER_LIBRARY,
     RECOMPUTED,
     VOCABULARY_ENTRY,
     HeapShares,
@@ -19,14 +20,18 @@ from ppo_lightning.estimate.process import (
 )
 
 
-def test_libraries_grow_with_what_is_used():
+@pytest.mark.parametrize("installed", [True, False])
+def test_libraries_grow_with_what_is_used(monkeypatch, installed):
+    monkeypatch.setattr(process, "find_spec", lambda name: installed or None)
+
     def libraries(**settings):
         given = {"vocabulary": 0, "adapted": False, "computes": False} | settings
         return process_bytes(0, 0, PLAIN, **given)["libraries"]
 
     assert libraries() == LIBRARIES
     assert libraries(vocabulary=10) == LIBRARIES + 10 * VOCABULARY_ENTRY
-    assert libraries(adapted=True, computes=True) == LIBRARIES + ADAPTER_LIBRARY + KERNELS
+    adapters = ADAPTER_LIBRARY + installed * QUANTISER_LIBRARY
+    assert libraries(adapted=True, computes=True) == LIBRARIES + adapters + KERNELS
 
 
 def test_the_heap_keeps_shares_of_this_stage_and_of_those_before():

@@ -146,9 +146,62 @@ def test_wrong_sizes_are_refused_as_torch_refuses_them(asked):
             linear(*parts)
 
 
-def test_a_single_row_is_a_vector(asked):
-    x, weight = drawn((2048,), (1024, 2048))
+@pytest.mark.parametrize("sizes", [[(2048,), (1024, 2048)], [(1024, 2048), (2048,)]])
+def test_vectors_are_left_to_torch(asked, sizes):
+    x, weight = drawn(*sizes)
     assert torch.equal(linear(x, weight), nn.functional.linear(x, weight))
+    assert asked == []
+
+
+@needs_onednn
+def test_the_result_may_be_changed_in_place(asked):
+    """As families do that clip queries and keys."""
+    parts, grad = layer()
+
+    def clamped(function):
+        return tried(lambda *given: function(*given).clamp_(-1, 1), parts, grad)
+
+    found, expected = clamped(linear), clamped(nn.functional.linear)
+    assert all(relative(*pair) <= 1e-6 for pair in zip(found, expected, strict=True))
+    assert len(asked) == 3
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("trained", "kept"), [("x", ["weight"]), ("weight", ["x"]), ("bias", [])], ids=str
+)
+def test_no_more_is_kept_than_gradients_need(asked, trained, kept):
+    names = ("x", "weight", "bias")
+    parts = dict(zip(names, layer()[0], strict=True))
+    parts[trained].requires_grad_()
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.data_ptr()), id):
+        linear(*parts.values())
+    assert seen == [parts[name].data_ptr() for name in kept]
+    assert len(asked) == 1
+
+
+@needs_onednn
+@pytest.mark.parametrize("transposed", [True, False])
+def test_inputs_and_gradients_may_lie_anyhow(asked, transposed):
+    """Part of a tensor, and a gradient that is one number for all."""
+    (x, weight, bias), _ = layer(transposed=transposed)
+    wide = torch.stack([x, x], dim=1)[:, 0]
+    assert not wide.is_contiguous()
+    one = torch.ones(()).expand(*x.shape[:-1], OUTPUTS)
+    found = tried(linear, (wide, weight, bias), one, transposed=transposed)
+    assert len(asked) == 3
+    expected = tried(nn.functional.linear, (wide, weight, bias), one, transposed=transposed)
+    assert all(relative(*pair) <= 1e-6 for pair in zip(found, expected, strict=True))
+
+
+@needs_onednn
+def test_it_is_differentiated_once(asked):
+    (x, weight, _), grad = layer(bias=False)
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(linear(x, weight), x, grad.requires_grad_(), create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.sum().backward()
 
 
 def test_onednn_can_be_switched_off(asked, monkeypatch):
@@ -201,12 +254,14 @@ def test_rows_come_in_round_numbers_where_products_are_compiled(monkeypatch, qui
     assert row_multiple(weight) == expected
     assert row_multiple(weight.double()) == 1
     assert row_multiple(weight.bfloat16()) == 16
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert row_multiple(weight) == 1
 
 
 @pytest.mark.parametrize(
     ("count", "multiple", "expected"),
     [(0, 16, 0), (1, 16, 16), (16, 16, 16), (1023, 16, 1024), (1025, 16, 1056), (1025, 1, 1025),
-     (4097, 16, 4224), (7, 5, 10)],
+     (4097, 16, 4224), (7, 5, 10), (1025, 5, 1040)],
 )  # fmt: skip
 def test_many_rows_are_rounded_more_coarsely(count, multiple, expected):
     assert rounded_up(count, multiple) == expected

@@ -19,6 +19,7 @@ from ppo_lightning.configs import (
     SamplingConfig,
 )
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.functional import products
 from ppo_lightning.models import (
     ReferencePolicy,
     build_actor_critic,
@@ -38,8 +39,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
-    """Code of another test would not be made again, and not be counted."""
+def _fresh(monkeypatch):
+    """Code of another test would not be made again, and not be counted.
+
+    Nor are rows filled up: a number of tokens that is a width of the model gets code of its own.
+    """
+    monkeypatch.setattr(products, "onednn_is_quicker", lambda: False)
     torch._dynamo.reset()
     counters.clear()
     yield

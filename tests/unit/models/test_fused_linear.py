@@ -6,13 +6,14 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from ppo_lightning.configs import CriticConfig, LoraConfig, PolicyConfig
 from ppo_lightning.functional import products
 from ppo_lightning.models import build_actor_critic, load_causal_lm
-from ppo_lightning.models.fused import FusedConv1D, FusedLinear, family_of, fuse_layers
+from ppo_lightning.models.fused import FusedConv1D, FusedLinear, family_of, fuse_layers, linear
 from ppo_lightning.models.precision import QuantisedLinear, quantise_linears
 from ppo_lightning.models.reading import reading_of
 from tests.helpers.gradients import distance, gradients_of
@@ -57,7 +58,8 @@ def by_onednn(monkeypatch):
         calls.append(1)
         return original(*parts)
 
-    monkeypatch.setattr(products, "onednn_is_quicker", lambda: True)
+    for place in (products, linear):
+        monkeypatch.setattr(place, "onednn_is_quicker", lambda: True)
     monkeypatch.setattr(products, "LEAST_PRODUCTS", 1)
     monkeypatch.setattr(products, "_onednn", counted)
     return calls
@@ -77,7 +79,7 @@ def test_a_family_keeps_its_numbers_and_gradients(family, monkeypatch, by_onednn
     ours = networks(folder, **settings)
     assert sum(isinstance(module, kind) for module in ours.modules()) == count
     found, found_grads = gradients_of(ours)
-    assert len(by_onednn) > count
+    assert len(by_onednn) >= 2 * count  # forward, and for the layer before it
     monkeypatch.setattr(products, "onednn_is_quicker", lambda: False)
     theirs = networks(folder, switch=False, **settings)
     assert not any(isinstance(module, kind) for module in theirs.modules())
@@ -101,14 +103,15 @@ def test_gates_that_are_made_again_keep_theirs(family, by_onednn):
     assert distance(found, expected) <= 1e-6
 
 
-def test_a_plain_head_is_still_known_as_one(family, by_onednn):
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_plain_head_is_still_known_as_one(family, by_onednn, switch):
     """Logits of the whole vocabulary would be made otherwise."""
-    model = load_causal_lm(PolicyConfig(path=str(family[0])))
+    model = load_causal_lm(PolicyConfig(path=str(family[0]), fused_layers=switch))
     assert reading_of(model).fused_head
     assert reading_of(model).packed
 
 
-def test_layers_that_are_replaced_can_be_quantised(family):
+def test_layers_that_are_replaced_can_be_quantised(family, by_onednn):
     folder, kind, count = family
     model = load_causal_lm(PolicyConfig(path=str(folder)))
     quantised = quantise_linears(model, "int8")
@@ -120,18 +123,27 @@ class Own(nn.Linear):
     """Does something else, maybe."""
 
 
-def test_subclasses_are_left():
+def test_subclasses_are_left(by_onednn):
     model = nn.Sequential(nn.Linear(3, 2), Own(2, 2), Conv1D(2, 2))
     fuse_layers(model)
     assert [type(module).__mro__[1] for module in model] == [FusedLinear, nn.Linear, FusedConv1D]
     assert [family_of(module) for module in model] == [nn.Linear, Own, Conv1D]
+    parametrize.register_parametrization(model[0], "weight", nn.Identity())
+    assert family_of(model[0]) is type(model[0])
+
+
+def test_nothing_is_replaced_where_nothing_is_gained(monkeypatch):
+    monkeypatch.setattr(linear, "onednn_is_quicker", lambda: False)
+    model = nn.Sequential(nn.Linear(3, 2))
+    fuse_layers(model)
+    assert type(model[0]) is nn.Linear
 
 
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"]
 )
 @pytest.mark.parametrize("plain", [nn.Linear(3, 2), Conv1D(2, 3)], ids=["Linear", "Conv1D"])
-def test_a_copy_is_of_the_same_kind_and_shares_nothing(copied, plain):
+def test_a_copy_is_of_the_same_kind_and_shares_nothing(copied, plain, by_onednn):
     layer = copy.deepcopy(plain)
     fuse_layers(layer)
     twin = copied(layer)
@@ -139,6 +151,6 @@ def test_a_copy_is_of_the_same_kind_and_shares_nothing(copied, plain):
     assert isinstance(twin, type(plain))
     assert repr(twin) == repr(plain)
     x = torch.randn(4, 3)
-    assert torch.equal(twin(x), plain(x))
+    assert torch.equal(twin(x), layer(x))
     nn.init.zeros_(twin.weight)
     assert layer(x).abs().min() > 0

@@ -98,5 +98,8 @@ def test_filler_makes_the_number_round_and_is_seen_by_nobody(shared):
     assert layout.inputs.packing.lengths == (*plain.inputs.packing.lengths, -count % 5)
     narrow = TokenLayout.of(batch, packed=True, multiple=100)
     assert narrow.inputs.input_ids.shape[1] == 100
+    longest = max(plain.inputs.packing.lengths)  # positions end there, and grids for attention
+    assert max(narrow.inputs.packing.lengths) == longest
+    assert int(narrow.inputs.position_ids.max()) < longest
     assert torch.equal(narrow.places, plain.places)
     assert TokenLayout.of(batch, packed=True, multiple=1).inputs.input_ids.shape[1] == count
