@@ -248,6 +248,7 @@ def test_a_missing_compiler_is_found_before_the_run():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inductor's own
 def test_compiled_code_says_what_the_plain_code_says(tiny_llama_dir):
     counts = assert_like_plain(tiny_llama_dir, 3, **ADAPTED)
     assert 0 < counts[0] == counts[-1]

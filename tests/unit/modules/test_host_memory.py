@@ -7,19 +7,27 @@ import sys
 
 import pytest
 
+from ppo_lightning.modules import host_memory
+
 PROGRAM = """
-import resource, sys, torch
-from ppo_lightning.modules.host_memory import keep_freed_memory
+import ctypes, resource, runpy, sys
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+SIZE = 4 * 2**20
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
-        parts = [torch.ones(2**20) for _ in range(8)]  # 4 MiB each
-        del parts
+        blocks = [libc.malloc(ctypes.c_size_t(SIZE)) for _ in range(8)]
+        for block in blocks:
+            ctypes.memset(block, 1, SIZE)
+        for block in reversed(blocks):
+            libc.free(ctypes.c_void_p(block))
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 if sys.argv[1] == "keep":
-    print(keep_freed_memory())
+    print(runpy.run_path(sys.argv[2])["keep_freed_memory"]())  # imports nothing else
 faults()
 print(faults())
 """
@@ -30,7 +38,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="anot
 def run(argument, **environment):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM, argument],
+        [sys.executable, "-c", PROGRAM, argument, host_memory.__file__],
         env=clean | environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return finished.stdout.split()
