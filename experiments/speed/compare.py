@@ -133,7 +133,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    made.add_argument("--peer", required=True, help="command")
+    made.add_argument(
+        "--peer", required=True, help="command; what it must take and print stands above"
+    )
     made.add_argument("--sizes", nargs="+", choices=list(ITERATIONS), default=list(ITERATIONS))
     made.add_argument("--modes", nargs="+", default=["variable", "fixed"])
     made.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["fp32"])
