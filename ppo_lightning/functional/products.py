@@ -146,7 +146,7 @@ def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool
         and x.dim() > 1
         and weight.dim() == 2
         and x.shape[-1] == weight.shape[1]
-        and (bias is None or bias.shape == weight.shape[:1])
+        and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
         and all(_is_plain(part) for part in (x, weight, bias) if part is not None)
         and not torch.is_autocast_enabled("cpu")
         and _asks_onednn()
