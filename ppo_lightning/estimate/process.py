@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from ppo_lightning.modules.host_memory import KEPT_BYTES
+
 LIBRARIES = 24 * 2**20
 """What a load first uses after the imports, in bytes: the Trainer, a family's modules."""
 
@@ -16,7 +18,7 @@ ADAPTER_LIBRARY = 10 * 2**20
 QUANTISER_LIBRARY = 46 * 2**20
 """The same of bitsandbytes, which PEFT imports where it is installed."""
 
-KERNELS = 20 * 2**20
+KERNELS = 24 * 2**20
 """What the first passes use: the kernels of oneDNN and their buffers, the stacks of threads."""
 
 VOCABULARY_ENTRY = 500
@@ -27,23 +29,23 @@ class HeapShares(NamedTuple):
     """What glibc's allocator takes beside tensors that come and go.
 
     It gives blocks below 32 MiB back to the system from the end of its heap only, and new tensors
-    seldom fit into the gaps.
+    seldom fit into the gaps. What is at the end it keeps, see ``modules.host_memory``.
 
     Attributes:
         own: In parts of the tensors of this stage.
-        before: In parts of those of the stages before, whose memory is still the process's.
+        before: In parts of what the tensors of a stage before took beyond those of this one.
     """
 
     own: float
     before: float
 
 
-PLAIN = HeapShares(0.4, 0.1)
-MIXED = HeapShares(0.7, 0.6)
+PLAIN = HeapShares(0.4, 1.0)
+MIXED = HeapShares(0.75, 1.0)
 """Where small tensors are kept between large ones that are not: with adapters, and in
 ``bf16-mixed``."""
 
-RECOMPUTED = HeapShares(0.75, 0.7)
+RECOMPUTED = HeapShares(0.75, 1.0)
 """Where activations are made again, and gradients are kept between them."""
 
 MAPPED = HeapShares(0.05, 0.0)
@@ -83,4 +85,5 @@ def process_bytes(
     libraries += computes * KERNELS
     if adapted:
         libraries += ADAPTER_LIBRARY + (QUANTISER_LIBRARY if find_spec("bitsandbytes") else 0)
-    return {"libraries": libraries, "heap": int(shares.own * passing + shares.before * before)}
+    kept = min(max(before - passing, 0), KEPT_BYTES)
+    return {"libraries": libraries, "heap": int(shares.own * passing + shares.before * kept)}

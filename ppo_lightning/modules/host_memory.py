@@ -7,7 +7,10 @@ import os
 import platform
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of ``mallopt``, from malloc.h
-_KEPT = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 256 * 2**20, _TOP_PAD: 64 * 2**20}
+KEPT_BYTES = 256 * 2**20
+"""At the end of the heap."""
+
+_SETTINGS = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: KEPT_BYTES, _TOP_PAD: 64 * 2**20}
 
 
 def keep_freed_memory() -> bool:
@@ -25,4 +28,4 @@ def keep_freed_memory() -> bool:
     if own or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*setting) == 1 for setting in _KEPT.items())
+    return mallopt is not None and all(mallopt(*setting) == 1 for setting in _SETTINGS.items())

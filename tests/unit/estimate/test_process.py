@@ -18,6 +18,7 @@ from ppo_lightning.estimate.process import (
     HeapShares,
     process_bytes,
 )
+from ppo_lightning.modules.host_memory import KEPT_BYTES
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -36,7 +37,10 @@ def test_libraries_grow_with_what_is_used(monkeypatch, installed):
 
 def test_the_heap_keeps_shares_of_this_stage_and_of_those_before():
     given = {"vocabulary": 0, "adapted": False, "computes": True}
-    assert process_bytes(100, 1000, HeapShares(0.5, 0.01), **given)["heap"] == 60
+    shares = HeapShares(0.5, 0.1)
+    assert process_bytes(100, 1000, shares, **given)["heap"] == 50 + 90
+    assert process_bytes(100, 80, shares, **given)["heap"] == 50
+    assert process_bytes(0, 2 * KEPT_BYTES, shares, **given)["heap"] == KEPT_BYTES // 10
 
 
 def holding(size):
@@ -78,8 +82,8 @@ def test_what_a_stage_leaves_in_the_heap_follows_from_its_tensors(
     parts_of, settings, reward, update
 ):
     parts = parts_of(**settings)
-    assert parts["reward"]["heap"] == int(1000 * reward.own + 4000 * reward.before)
-    assert parts["update"]["heap"] == int(2000 * update.own + 4000 * update.before)
+    assert parts["reward"]["heap"] == int(1000 * reward.own + 3000 * reward.before)
+    assert parts["update"]["heap"] == int(2000 * update.own + 2000 * update.before)
 
 
 def test_blocks_are_mapped_where_the_environment_fixes_the_bound():
