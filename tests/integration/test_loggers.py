@@ -30,8 +30,10 @@ def tensorboard(folder: Path) -> Series:
 
     events = EventAccumulator(str(folder / "tb/run/version_0"), size_guidance={"scalars": 0})
     events.Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags}
+    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    # Files of one second are read in the order of a counter as text: the tenth before the ninth.
+    ordered = {tag: sorted(series, key=lambda e: e.wall_time) for tag, series in found.items()}
+    return {tag: [(e.step, e.value) for e in series] for tag, series in ordered.items()}
 
 
 def comma_separated(folder: Path) -> Series:
