@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from ppo_lightning.checkpointing import EMA_STATE
 from ppo_lightning.configs.checks import require
+from ppo_lightning.distributed import placed_like
 from ppo_lightning.errors import CheckpointError
 from ppo_lightning.models import trained_weights
 
@@ -72,8 +73,13 @@ class ActorEMA(pl.Callback):
             self._average = {name: _finer(weight).clone() for name, weight in weights.items()}
         self._require_fit(weights)
         self._average = {
-            name: average.to(weights[name].device) for name, average in self._average.items()
+            name: placed_like(average, weights[name]) for name, average in self._average.items()
         }
+
+    def after_going_back(self, module: Any) -> None:
+        """Put the average that a rollback has restored to where the weights lie."""
+        weights = trained_weights(module.networks.actor)
+        self._average = {n: placed_like(part, weights[n]) for n, part in self._average.items()}
 
     def on_update_end(self, trainer: pl.Trainer, module: Any, stats: Any) -> None:
         """Take the iteration's steps in; called by the module on all ranks, which agree."""

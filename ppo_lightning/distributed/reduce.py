@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ppo_lightning.distributed.shards import is_shard
 
 T = TypeVar("T")
 
@@ -17,9 +19,13 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def shares_gradients() -> bool:
-    """Whether a strategy may add gradients up over ranks: DDP wraps the model on one rank too."""
-    return dist.is_available() and dist.is_initialized()
+def shares_gradients(parameters: Iterable[Tensor]) -> bool:
+    """Whether ranks may add gradients up parameter by parameter, so that all must get one.
+
+    DDP does, on one rank too; weights in shards come with their own sums.
+    """
+    up = dist.is_available() and dist.is_initialized()
+    return up and not any(is_shard(parameter) for parameter in parameters)
 
 
 def rank() -> int:

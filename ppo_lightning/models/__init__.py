@@ -33,6 +33,7 @@ from ppo_lightning.models.score_head import normalised_head
 from ppo_lightning.models.scorer_network import base_scorer, build_scorer
 from ppo_lightning.models.scoring import PolicyOutput, policy_logprobs
 from ppo_lightning.models.settings import FolderSettings, add_end_id, settings_of
+from ppo_lightning.models.sharding import shard_model, shard_networks
 from ppo_lightning.models.slots import KeyValueSlots, read_prompts, sent, step_slots
 from ppo_lightning.models.stopping import end_token_ids, special_stop_ids
 from ppo_lightning.models.templates import use_template
@@ -91,6 +92,8 @@ __all__ = [
     "sent",
     "sequence_logits",
     "settings_of",
+    "shard_model",
+    "shard_networks",
     "special_stop_ids",
     "step_slots",
     "trained_weights",

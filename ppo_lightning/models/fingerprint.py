@@ -5,22 +5,43 @@ from __future__ import annotations
 import hashlib
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from ppo_lightning.distributed import gather_objects, is_shard, local
+
+_ENDS = 32
 
 
 def fingerprint(module: nn.Module) -> str:
     """Digest of the frozen weights: names, shapes, and the first and last values of each.
 
+    To be called on all ranks where weights lie in shards, of which each has a run of rows.
+
     Returns:
         Hexadecimal, or ``""`` where nothing is frozen.
     """
-    digest, found = hashlib.sha256(), False
-    for name, parameter in sorted(module.named_parameters()):
-        if parameter.requires_grad:
-            continue
-        found = True
-        flat = parameter.detach().flatten()
-        ends = torch.cat([flat[:32], flat[-32:]]).float().cpu()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+    named = sorted(module.named_parameters())
+    frozen = [(name, weight) for name, weight in named if not weight.requires_grad]
+    digest = hashlib.sha256()
+    for (name, weight), (first, last) in zip(frozen, _ends([w for _, w in frozen]), strict=True):
+        ends = torch.cat([first[:_ENDS], last[-_ENDS:]]).float()
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
         digest.update(ends.numpy().tobytes())
-    return digest.hexdigest() if found else ""
+    return digest.hexdigest() if frozen else ""
+
+
+def _ends(weights: list[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
+    """First and last values of each weight, on the CPU; those of all its shards one by one."""
+    own = []
+    for weight in weights:
+        flat = local(weight.detach()).flatten()
+        own.append((flat[:_ENDS].cpu(), flat[-_ENDS:].cpu()))
+    if not any(is_shard(weight) for weight in weights):
+        return own
+    parts = gather_objects([own])
+    return [
+        (torch.cat([part[i][0] for part in parts]), torch.cat([part[i][1] for part in parts]))
+        if is_shard(weight)
+        else own[i]
+        for i, weight in enumerate(weights)
+    ]

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import PolicyConfig, ReferenceConfig
+from ppo_lightning.distributed import is_sharded, local, placed_like
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.adapters import adapter_disabled, base_causal_lm, is_adapted
 from ppo_lightning.models.compiling import compile_like
@@ -19,7 +21,11 @@ from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.folders import named
 from ppo_lightning.models.loading import load_causal_lm
 from ppo_lightning.models.scoring import PolicyOutput, policy_logprobs
+from ppo_lightning.models.sharding import shard_model
 from ppo_lightning.types import Sequences
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ReferencePolicy:
@@ -106,6 +112,11 @@ class ReferencePolicy:
         return PolicyOutput(*(None if part is None else part.to(home) for part in found))  # type: ignore[arg-type]
 
     @property
+    def network(self) -> nn.Module:
+        """The model; the actor, where it is the one with its adapter off."""
+        return self._model
+
+    @property
     def device(self) -> torch.device:
         """Where the model lies."""
         return next(chain(self._model.parameters(), self._model.buffers())).device
@@ -147,7 +158,7 @@ class ReferencePolicy:
         own = dict(self._model.named_parameters())
         _require_same(own, given)
         for name, weight in given.items():
-            own[name].copy_(weight)
+            own[name].copy_(placed_like(weight, own[name]))
 
     def taken_over(self, actor: nn.Module) -> dict[str, Tensor]:
         """Return the reference's own value of every weight that the actor trains, not a copy."""
@@ -163,7 +174,7 @@ class ReferencePolicy:
         return {
             name: torch.zeros_like(weight, device="cpu")
             if self.adapter_off and _is_lora_b(name)
-            else weight.detach().to("cpu", copy=True)
+            else local(weight.detach()).to("cpu", copy=True)
             for name, weight in self.taken_over(actor).items()
         }
 
@@ -178,6 +189,11 @@ class ReferencePolicy:
             raise ModelError(
                 "a reference of its own cannot become an actor with adapters: leave out `path`, "
                 "`dtype`, `quantization` and `device` of `reference`."
+            )
+        if is_adapted(actor) and is_sharded(actor):
+            raise ModelError(
+                "a reference cannot become an actor with adapters whose weights lie in shards: use "
+                "`trainer.strategy: ddp`, or leave the refresh out."
             )
         if not is_adapted(actor):
             _require_same(dict(self._model.named_parameters()), trained_weights(actor))
@@ -204,7 +220,7 @@ class ReferencePolicy:
                 if _is_lora_b(name):
                     _pull(parameter, torch.zeros_like(parameter), weight)
             else:
-                _pull(parameter, own[name], weight)
+                _pull(parameter, placed_like(own[name], parameter), weight)
 
     def require_pullable(self, actor: nn.Module) -> None:
         """Refuse an actor that cannot get to the reference in the space of its weights.
@@ -220,6 +236,14 @@ class ReferencePolicy:
                 "it."
             )
         self.require_alike(actor)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Cut a copy of its own over ranks, unless it stays on a device of its own.
+
+        An actor with its adapter off is cut by whoever trains it.
+        """
+        if not self.adapter_off and self._own_device is None:
+            shard_model(base_causal_lm(self._model), mesh)
 
     def to(self, device: torch.device | str) -> ReferencePolicy:
         """Move a copy of its own; an actor with its adapter off is moved by whoever trains it.
@@ -254,7 +278,7 @@ def _require_same(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
                 "a quantised reference cannot take the actor's weights, nor be what they are "
                 "pulled to: leave out `reference.quantization`."
             )
-        if name not in own or own[name].shape != weight.shape:
+        if name not in own or weight.shape not in (own[name].shape, local(own[name]).shape):
             raise ModelError(
                 f"the reference is another kind of model than the actor: `{name}` is not there, or "
                 "of another shape. Leave out `reference.path`, or give a model of the same kind."

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.distributed import is_sharded
 from ppo_lightning.functional import (
     LinearLogprobs,
     linear_logprobs,
@@ -97,12 +98,38 @@ def response_scores(
     # An adapter on the output layer makes another layer of it, and a wrapper another function.
     plain = family_of(head) is nn.Linear and "forward" not in vars(head)
     if plain and reading_of(model).fused_head and not asked.logits:
-        _, states = states_at_door(model, layout, fused)
-        return _written(layout, found[0]), states
+        door, states = states_at_door(model, layout, fused)
+        (scores,) = found
+        if is_sharded(model):
+            scores = scores._replace(logprobs=_by_way_of(door, scores.logprobs))
+        return _written(layout, scores), states
     logits, states = states_at_door(model, layout, lambda own, at: own(at[None, :count]))
     rows = upcast(logits[0]) if asked.logits else logits[0]
     output = _written(layout, _scored(rows, layout.targets, asked))
     return (output._replace(logits=layout.on_tokens(rows)) if asked.logits else output), states
+
+
+class _ByWayOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, door: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(door)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (door,) = ctx.saved_tensors
+        return torch.zeros_like(door), grads[0]
+
+
+def _by_way_of(door: Tensor, values: Tensor) -> Tensor:
+    """Let the backward pass enter a model by its output, where weights in shards wait for it.
+
+    Args:
+        door: What the model returned; it gets a gradient of 0.
+        values: What it made of its output layer; returned as they are.
+    """
+    joined: Tensor = _ByWayOf.apply(door, values)  # type: ignore[no-untyped-call]
+    return joined
 
 
 def states_at_door(

@@ -8,6 +8,7 @@ from ppo_lightning.modules.interrupts import StopOnSigterm
 from ppo_lightning.modules.ppo import PPOModule
 from ppo_lightning.modules.reward_model import RewardModule
 from ppo_lightning.modules.sft import SFTModule
+from ppo_lightning.modules.sharded_strategy import FSDP2Strategy
 from ppo_lightning.modules.supervised import SupervisedModule
 from ppo_lightning.modules.written import WrittenAnswer, WrittenAnswers
 
@@ -17,6 +18,7 @@ __all__ = [
     "Collected",
     "Controls",
     "Dial",
+    "FSDP2Strategy",
     "PPOModule",
     "Request",
     "RewardModule",

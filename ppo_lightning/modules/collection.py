@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
-from ppo_lightning.distributed import all_reduce_sum
+from ppo_lightning.distributed import all_reduce_sum, gathered
 from ppo_lightning.functional import in_flat_group, spread_over
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.decision import Limits
@@ -169,13 +169,14 @@ class Collection:
         return used
 
     def _sample(self, prompts: PromptBatch, policy_version: int) -> Rollout:
-        return self.engine.generate(
-            self.networks.actor,
-            prompts,
-            sampling=self.sampling,
-            stops=self.stops,
-            policy_version=policy_version,
-        )
+        with gathered(self.networks.actor):  # ranks take different numbers of steps
+            return self.engine.generate(
+                self.networks.actor,
+                prompts,
+                sampling=self.sampling,
+                stops=self.stops,
+                policy_version=policy_version,
+            )
 
     def with_frozen_states(self, sequences: Sequences) -> Sequences:
         """Add what the actor's frozen blocks make of a rollout's tokens, if it has any."""

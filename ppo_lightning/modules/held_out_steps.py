@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 import lightning.pytorch as pl
@@ -30,6 +31,7 @@ class HeldOutSteps(pl.LightningModule):
         self.clock = StageClock()
         self.iteration_stats: IterationStats | None = None
         self.answers: list[Answer] = []
+        self._together = ExitStack()
         self._reference_answers: dict[tuple[bytes, bytes], list[Answer]] = {}
 
     @property
@@ -44,6 +46,10 @@ class HeldOutSteps(pl.LightningModule):
     @abstractmethod
     def frozen_to_device(self) -> None:
         """Bring what is no submodule to the module's device."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Put together what answers, where it lies in shards: ranks answer different numbers."""
+        return nullcontext()
 
     def _answers(self, batch: PromptBatch) -> list[Answer]:
         """The policy's answers, and the reference's, which are made once."""
@@ -72,6 +78,7 @@ class HeldOutSteps(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self.frozen_to_device()
         self.answers = []
+        self._together.enter_context(self.gathered())
 
     @override
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
@@ -80,6 +87,7 @@ class HeldOutSteps(pl.LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
+        self._together.close()
         found = summarise(self.answers, self.device)
         if self.iteration_stats is not None and self.trainer.state.fn == "fit":
             self.iteration_stats = replace(self.iteration_stats, **found)
@@ -95,11 +103,17 @@ class HeldOutSteps(pl.LightningModule):
 
     @override
     def on_test_epoch_end(self) -> None:
+        self._together.close()
         self._log_answers("test", summarise(self.answers, self.device))
 
     @override
     def on_predict_start(self) -> None:
         self.frozen_to_device()
+        self._together.enter_context(self.gathered())
+
+    @override
+    def on_predict_epoch_end(self) -> None:
+        self._together.close()
 
     @override
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
+from ppo_lightning.distributed import all_reduce_sum, is_shard, local
 from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.functional import lr_factor
 from ppo_lightning.modules.offload import OffloadedAdam
@@ -265,11 +266,13 @@ def refresh(scheduler: LambdaLR) -> None:
 
 
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> Tensor:
-    """Euclidean norm of the gradients; 0 where there is none. 0-d float."""
+    """Euclidean norm of the gradients, of all shards together; 0 where there is none. 0-d float."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
-    return torch.nn.utils.get_total_norm(gradients)
+    norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients])
+    in_shards = is_shard(gradients[0])
+    return all_reduce_sum(norm.double().square()).sqrt().to(norm) if in_shards else norm
 
 
 def drop_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -290,5 +293,5 @@ def clip_gradients(
     """
     if max_norm is None or float(norm) <= max_norm or not math.isfinite(float(norm)):
         return
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
     torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
@@ -32,6 +33,7 @@ from ppo_lightning.configs import (
     ValidationConfig,
 )
 from ppo_lightning.data import Learner
+from ppo_lightning.distributed import gathered
 from ppo_lightning.io import StrPath
 from ppo_lightning.models import (
     ActorCritic,
@@ -42,6 +44,7 @@ from ppo_lightning.models import (
     load_tokenizer,
     position_limits,
     save_model,
+    shard_networks,
 )
 from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.export_model import as_validated
@@ -58,6 +61,7 @@ from ppo_lightning.modules.passes import num_passes
 from ppo_lightning.modules.review import check_together, review_run
 from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.score_report import ScoreReport
+from ppo_lightning.modules.sharded_strategy import mesh_of
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.start import review_first_buffer
 from ppo_lightning.modules.text_mix import TextMix
@@ -228,6 +232,11 @@ class PPOModule(UpdateSteps):
             precision=self.trainer.precision_plugin.forward_context,
         )
 
+    @override
+    def gathered(self) -> AbstractContextManager[None]:
+        assert self.networks is not None
+        return gathered(self.networks.actor, self.reference.network)
+
     def _stops(self) -> StopRules:
         assert self.networks is not None
         return StopRules.build(self.tokenizer, self.networks.actor, self.sampling)
@@ -265,6 +274,9 @@ class PPOModule(UpdateSteps):
                 {name: m for name, m in named.items() if m is not None} | {"reference": model},
             )
         self.engine.check(networks.actor)
+        if (mesh := mesh_of(self._trainer)) is not None:
+            shard_networks(networks, mesh)
+            reference.shard(mesh)
         # Train mode is for activation checkpointing alone: no dropout is left to be switched on.
         self.networks, self._reference = networks.train(), reference
 

@@ -116,7 +116,7 @@ class TextMix:
             own = self.config.coef * part * world_size() / count
             # Ranks add up all parameters at each backward, whichever they are of.
             everything = [*parameters["actor"], *parameters["critic"]]
-            backward(own + touch(everything) if shares_gradients() else own)
+            backward(own + touch(everything) if shares_gradients(everything) else own)
             loss, nll = loss + own.detach(), nll + part.detach()
         sums = terms.sums.clone()
         sums[SUMS.index("ptx_loss")] += nll

@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from ppo_lightning.data import PreferenceDataModule, SFTDataModule
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.run_safety import is_lightnings_default
+from ppo_lightning.modules.sharded_strategy import FSDP2Strategy
 from ppo_lightning.rollout import ReplayDataModule, RolloutDataModule
 
 
@@ -201,7 +202,7 @@ def _check_placement(trainer: Any, name: str) -> None:
     """Let through what has been tested: one device or DDP, on CPU or CUDA."""
     # By the very class: Lightning's DeepSpeedStrategy is a DDPStrategy.
     strategy, accelerator = type(trainer.strategy), type(trainer.accelerator)
-    if strategy not in (SingleDeviceStrategy, DDPStrategy):
+    if strategy not in (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy):
         raise ConfigError(
             f"`trainer.strategy` cannot be {strategy.__name__} with {name}: what is there is a "
             "single device (`auto` with `devices: 1`) and `ddp`."

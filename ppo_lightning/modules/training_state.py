@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ppo_lightning.checkpointing import copied
 from ppo_lightning.checkpointing.entry import frozen_names
+from ppo_lightning.distributed import local, mapped
 from ppo_lightning.errors import CheckpointError
+from ppo_lightning.modules.placing import states_placed
 
 
 def capture(module: Any) -> dict[str, Any]:
@@ -26,10 +28,11 @@ def capture(module: Any) -> dict[str, Any]:
         module: Attached to a trainer that fits.
 
     Returns:
-        Tensors are the module's own, not copies: see ``copied``.
+        Tensors are the module's own, not copies: see ``copied``. Of what lies in shards they are
+        this rank's parts.
     """
     frozen = frozen_names(module)
-    return {
+    state = {
         "weights": {k: v for k, v in module.state_dict().items() if k not in frozen},
         "optimizer": _optimizer(module).state_dict(),
         "scheduler": module.lr_schedulers().state_dict(),
@@ -38,6 +41,8 @@ def capture(module: Any) -> dict[str, Any]:
         "rested": dict(module.rested),
         "callbacks": {c.state_key: c.state_dict() for c in _going_back(module)},
     }
+    taken: dict[str, Any] = mapped(state, local)
+    return taken
 
 
 @torch.no_grad()
@@ -56,9 +61,12 @@ def restore(module: Any, state: Mapping[str, Any]) -> None:
         CheckpointError: The state is of other networks.
     """
     _require_same(module, state["weights"])
-    module.load_state_dict(state["weights"], strict=False)
+    own = module.state_dict()
+    for name, weight in state["weights"].items():
+        local(own[name]).copy_(weight)
     # A copy: the optimiser would go on with the very tensors it is given, and change the snapshot.
-    _optimizer(module).load_state_dict(copied(state["optimizer"]))
+    optimizer = _optimizer(module)
+    optimizer.load_state_dict(states_placed(copied(state["optimizer"]), optimizer))
     module.lr_schedulers().load_state_dict(copied(state["scheduler"]))
     module.reward_pipeline.load_state_dict(state["rewards"])
     module.skips.in_a_row = int(state["skipped_in_a_row"])
@@ -78,7 +86,7 @@ def all_finite(state: Mapping[str, Any]) -> bool:
 
 def finite_weights(module: Any) -> bool:
     """Whether every trained weight is finite."""
-    return _finite(p for p in module.parameters() if p.requires_grad)
+    return _finite(local(p.detach()) for p in module.parameters() if p.requires_grad)
 
 
 def _finite(values: Iterable[Any]) -> bool:
@@ -96,7 +104,7 @@ def _optimizer(module: Any) -> Any:
 
 def _require_same(module: Any, weights: Mapping[str, Tensor]) -> None:
     frozen = frozen_names(module)
-    shapes = {k: v.shape for k, v in module.state_dict().items() if k not in frozen}
+    shapes = {k: local(v).shape for k, v in module.state_dict().items() if k not in frozen}
     other = {k: v.shape for k, v in weights.items()}
     if shapes != other:
         names = sorted(k for k in shapes.keys() | other.keys() if shapes.get(k) != other.get(k))

@@ -47,7 +47,7 @@ class Objective:
         share gradients, even one alone, DDP expects a backward pass to reach all parameters.
         """
         apart = self.ppo.backward == "in_turn" and self.networks.critic is not None
-        whole = part != "both" or not apart or shares_gradients()
+        whole = part != "both" or not apart or shares_gradients(self.networks.parameters())
         return (part,) if whole else ("actor", "critic")
 
     def microbatch(

@@ -143,6 +143,7 @@ class Updater:
     ) -> Terms:
         """Forward and backward; a group that is not trained is left without a gradient."""
         idle = IDLE[part]
+        untouched = parameters[idle] if idle else ()
         experience, objective = batch.experience, self.objective
         if self.returning:
             # The penalty alone, in the loss: as a reward it is too noisy to find the way.
@@ -154,12 +155,11 @@ class Updater:
             self.coefficients(),
             backward=backward,
             part=part,
-            idle=parameters[idle] if idle and shares_gradients() else (),
+            idle=untouched if shares_gradients(untouched) else (),
         )
         if self.text_mix is not None and part != "critic":
             terms = self.text_mix.add(terms, self.objective, batch, parameters, backward)
-        if idle:
-            drop_gradients(parameters[idle])
+        drop_gradients(untouched)
         return terms
 
     def coefficients(self) -> Coefficients:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, KLEstimatorName, PPOConfig
+from ppo_lightning.distributed import is_sharded, max_over_ranks
 from ppo_lightning.functional import (
     full_kl,
     gae,
@@ -139,7 +140,13 @@ def score_with_networks(
         }
 
     return NetworkScores(
-        **score_in_parts(sequences, score, max_tokens=max_tokens, packed=networks.packs(sequences))
+        **score_in_parts(
+            sequences,
+            score,
+            max_tokens=max_tokens,
+            packed=networks.packs(sequences),
+            in_step=is_sharded(networks),
+        )
     )
 
 
@@ -173,6 +180,7 @@ def score_in_parts(
     *,
     max_tokens: int | None,
     packed: bool,
+    in_step: bool = False,
 ) -> dict[str, Tensor]:
     """Score sequences of similar length together, within a budget of tokens.
 
@@ -181,6 +189,8 @@ def score_in_parts(
         score: Maps some rows, trimmed, to ``[N, R']`` or ``[N]`` tensors by name; None is left out.
         max_tokens: Most tokens in a pass; None takes ``SCORING_TOKENS``.
         packed: Whether padding is left out, so that it does not count.
+        in_step: Whether all ranks make equally many passes, as weights in shards need it; one that
+            is short of rows, of which it has one at least, reads its first again.
 
     Returns:
         ``[B, R]`` or ``[B]`` by name, 0 where ``score`` said nothing.
@@ -188,7 +198,11 @@ def score_in_parts(
     shape = sequences.response_mask.shape
     columns: dict[str, Tensor] = {}
     limit = max_tokens or SCORING_TOKENS
-    for rows in microbatch_rows(sequences, max_tokens=limit, packed=packed):
+    groups = microbatch_rows(sequences, max_tokens=limit, packed=packed)
+    if in_step:
+        wanted = max_over_ranks(len(groups), sequences.response_mask.device)
+        groups += [torch.tensor([0])] * (wanted - len(groups))
+    for rows in groups:
         for name, value in score(sequences.select(rows).trimmed()).items():
             if value is None:
                 continue

@@ -1,0 +1,165 @@
+"""Weights in shards (FSDP2): cut, put together for a while, and read or written whole.
+
+A shard is a ``DTensor``. Nothing here is done to plain tensors, so the same lines serve a run in
+which every rank has all weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+# torch's own modules for shards take a second to import, and most runs have none: where they have
+# not been imported, nothing lies in shards.
+
+
+def shard(network: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
+    """Cut the weights of a network over ranks, in place.
+
+    Args:
+        network: Called as a whole; what is in no block is put together with it.
+        blocks: Parts of it that are put together one at a time, in the order of their calls.
+        mesh: Of the ranks, one-dimensional.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(network, mesh=mesh, reshard_after_forward=True)
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether a tensor lies in shards."""
+    found = sys.modules.get("torch.distributed.tensor")
+    return found is not None and isinstance(tensor, found.DTensor)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a module or a part of it lies in shards."""
+    return bool(_parts(module))
+
+
+def _parts(*modules: nn.Module) -> list[Any]:
+    """Modules that are put together by themselves."""
+    found = sys.modules.get("torch.distributed.fsdp")
+    if found is None:
+        return []
+    return [p for module in modules for p in module.modules() if isinstance(p, found.FSDPModule)]
+
+
+@contextmanager
+def gathered(*modules: nn.Module) -> Iterator[None]:
+    """Put weights together on every rank, and keep them so: passes then wait for no other rank.
+
+    To be called on all ranks; inside, each may run as many passes as it likes. No gradient.
+
+    Args:
+        modules: Those in shards; others are left alone.
+    """
+    parts = _parts(*modules)
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(True, recurse=False)
+            part.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, which has its memory; a plain one as it is."""
+    return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Put a tensor together; to be called on all ranks. A plain one is returned as it is."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def placed_like(value: Tensor, like: Any) -> Tensor:
+    """Bring a tensor to where another lies: to its device, and into shards as it is.
+
+    Args:
+        value: The whole, of the shape of ``like`` and the same on all ranks; or this rank's part of
+            it, as ``local`` gives it; or in shards, then to be called on all ranks.
+        like: A tensor, maybe in shards.
+    """
+    if not is_shard(like):
+        return whole(value).to(like.device)
+    if is_shard(value):
+        return value
+    if value.shape != like.shape:
+        return as_shard(value.to(like.device), like)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = like.device_mesh, like.placements
+    size, offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    part = value[tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
+    return as_shard(part.to(like.device, copy=True), like)
+
+
+def as_shard(part: Tensor, like: DTensor) -> Tensor:
+    """Make a tensor in shards of this rank's part.
+
+    Args:
+        part: Of this rank, as ``local`` gives it.
+        like: Of the same shape as the whole.
+    """
+    from torch.distributed.tensor import DTensor
+
+    made: Tensor = DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return made
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change every tensor in plain containers, which are copied.
+
+    Args:
+        value: Dictionaries, lists and tuples, with anything in them.
+        change: Of one tensor.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return type(value)({k: mapped(v, change) for k, v in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return value
+
+
+@torch.no_grad()
+def whole_on_cpu(value: Any, *, keep: bool) -> Any:
+    """Put all tensors in shards together, one after the other, and bring them to the CPU.
+
+    To be called on all ranks, with the same containers.
+
+    Args:
+        value: Plain containers.
+        keep: Whether this rank wants the result; on others such tensors become empty.
+    """
+
+    def change(tensor: Tensor) -> Tensor:
+        if not is_shard(tensor):
+            return tensor
+        found = whole(tensor)
+        return found.cpu() if keep else found.new_empty(0)
+
+    return mapped(value, change)

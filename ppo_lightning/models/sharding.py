@@ -1,0 +1,54 @@
+"""Which parts of a network lie in shards together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from ppo_lightning.distributed import shard
+from ppo_lightning.errors import ModelError
+from ppo_lightning.models.actor_critic import ActorCritic
+from ppo_lightning.models.adapters import base_causal_lm, block_names
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut a model of transformers over ranks, in place: block by block, and the rest.
+
+    Args:
+        model: Its blocks are one list; adapters on them are cut as well.
+        mesh: Of the ranks, one-dimensional.
+
+    Raises:
+        ModelError: Its blocks are not one list.
+    """
+    try:
+        names = block_names(cast("PreTrainedModel", model))
+    except ValueError as error:
+        raise ModelError(
+            f"`trainer.strategy: fsdp`: a {type(model).__name__} has no one list of blocks to cut. "
+            "Use `ddp`."
+        ) from error
+    shard(model, [model.get_submodule(name) for name in names], mesh)
+
+
+def shard_networks(networks: ActorCritic, mesh: DeviceMesh) -> None:
+    """Cut actor and critic over ranks, in place; each is put together by its own calls.
+
+    Args:
+        networks: Just loaded, on the CPU.
+        mesh: Of the ranks, one-dimensional.
+
+    Raises:
+        ModelError: See ``shard_model``.
+    """
+    shard_model(base_causal_lm(networks.actor), mesh)
+    if networks.critic is not None:
+        shard_model(networks.critic.backbone, mesh)
+    head = networks.value_head if networks.critic is None else networks.critic.head
+    assert head is not None
+    shard(head, (), mesh)

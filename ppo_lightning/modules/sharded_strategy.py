@@ -1,0 +1,103 @@
+"""FSDP2 as a strategy of Lightning: weights, gradients and moments in shards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.fabric.utilities.optimizer import _optimizer_to_device
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from ppo_lightning.distributed import placed_like, whole_on_cpu
+from ppo_lightning.modules.placing import states_placed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Cut weights, gradients and moments over all ranks (FSDP2): ``trainer.strategy: fsdp``.
+
+    A block is put together where it is computed; the whole actor, for a rollout. Checkpoints are
+    files with all weights in one piece, as those of every other strategy: a run may go on from one
+    with another strategy, or another number of ranks.
+
+    Args:
+        process_group_backend: ``nccl`` or ``gloo``; None takes what suits the device.
+        timeout: Longest wait for another rank.
+    """
+
+    def __init__(
+        self,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=1, process_group_backend=process_group_backend, timeout=timeout
+        )
+
+    @override
+    def _setup_distributed(self) -> None:
+        super()._setup_distributed()
+        self._data_parallel_size = self.world_size
+        # What our networks return is not written to.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+
+    @property
+    @override
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        module = self.lightning_module
+        assert module is not None
+        own = module.state_dict()
+        weights = {
+            name: placed_like(weight, own[name]) if name in own else weight
+            for name, weight in checkpoint["state_dict"].items()
+        }
+        module.load_state_dict(weights, strict=strict)
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        return optimizer.state_dict()
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(states_placed(state, optimizer))
+            _optimizer_to_device(optimizer, self.root_device)
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        found = whole_on_cpu(checkpoint, keep=self.is_global_zero)
+        Strategy.save_checkpoint(self, found, self.broadcast(filepath), storage_options)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        return Strategy.load_checkpoint(self, self.broadcast(checkpoint_path), weights_only)
+
+
+def mesh_of(trainer: Any) -> DeviceMesh | None:
+    """Ranks that weights are to be cut over; None where each is to have all."""
+    strategy = None if trainer is None else trainer.strategy
+    if not isinstance(strategy, FSDP2Strategy):
+        return None
+    mesh: DeviceMesh = strategy.device_mesh["data_parallel"]
+    return mesh
