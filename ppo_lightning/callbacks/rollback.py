@@ -25,7 +25,7 @@ from ppo_lightning.diagnostics import (
     is_judged,
     trimmed,
 )
-from ppo_lightning.distributed import any_rank
+from ppo_lightning.distributed import any_rank, is_sharded, world_size
 from ppo_lightning.io import set_aside
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules import Collected
@@ -151,6 +151,7 @@ class CheckpointRollback(pl.Callback):
             keep=self.keep + 1,
             device=pl_module.device,
             folder=folder / "snapshots",
+            parts=world_size() if is_sharded(pl_module) else 1,
         )
         if first == 0:
             self._forget()

@@ -22,8 +22,8 @@ from ppo_lightning.io import open_atomic
 Storage = Literal["memory", "disk"]
 
 _FORMAT = 1
-_NAME = "after_{completed:06d}_iterations.rank_{rank}.pt"
-_PATTERN = re.compile(r"after_(\d+)_iterations\.rank_(\d+)\.pt")
+_NAME = "after_{completed:06d}_iterations.rank_{rank}{of}.pt"
+_PATTERN = re.compile(r"after_(\d+)_iterations\.rank_(\d+)(?:_of_(\d+))?\.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +53,24 @@ class SnapshotStore:
         keep: States to keep; the oldest goes first.
         device: Of this rank, for agreeing with the others.
         folder: Of the files; needed for ``disk``.
+        parts: Ranks whose parts make a whole state; 1 where each has all of it. Files of another
+            number are none of this store's.
     """
 
     def __init__(
-        self, storage: Storage, *, keep: int, device: torch.device, folder: Path | None = None
+        self,
+        storage: Storage,
+        *,
+        keep: int,
+        device: torch.device,
+        folder: Path | None = None,
+        parts: int = 1,
     ) -> None:
         require(keep >= 1, f"`keep` must be at least 1, got {keep}.")
         require(storage == "memory" or folder is not None, "`folder` is needed on disk.")
         self.storage, self.keep, self.device = storage, keep, device
         self.folder = folder or Path()
+        self.parts = parts
         self._states: dict[int, Mapping[str, Any]] = {}
         self._warned = False
 
@@ -71,7 +80,8 @@ class SnapshotStore:
         if self.storage == "memory":
             return sorted(self._states)
         names = [_PATTERN.fullmatch(path.name) for path in self.folder.glob("*.pt")]
-        return sorted(int(n[1]) - 1 for n in names if n and int(n[2]) == rank())
+        own = (rank(), self.parts)
+        return sorted(int(n[1]) - 1 for n in names if n and (int(n[2]), int(n[3] or 1)) == own)
 
     def put(self, iteration: int, state: Mapping[str, Any], *, pinned: int | None = None) -> bool:
         """Keep a state. To be called on all ranks.
@@ -141,7 +151,8 @@ class SnapshotStore:
                 self._path(iteration).unlink(missing_ok=True)
 
     def _path(self, iteration: int) -> Path:
-        return self.folder / _NAME.format(completed=iteration + 1, rank=rank())
+        of = "" if self.parts == 1 else f"_of_{self.parts}"
+        return self.folder / _NAME.format(completed=iteration + 1, rank=rank(), of=of)
 
     def _named(self, iteration: int) -> str:
         return f"`{self._path(iteration)}`" if self.storage == "disk" else f"{iteration}"

@@ -51,6 +51,11 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @property
     @override
+    def restore_checkpoint_after_setup(self) -> bool:
+        return False  # weights are cut in `configure_model`, which comes before
+
+    @property
+    @override
     def lightning_restore_optimizer(self) -> bool:
         return True
 

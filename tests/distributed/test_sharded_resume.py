@@ -1,0 +1,140 @@
+"""Runs with weights in shards, stopped and gone on with: with shards, without, on other ranks."""
+
+import shutil
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.testing import assert_close
+
+from ppo_lightning.callbacks import ActorEMA
+from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
+from ppo_lightning.distributed import mapped, rank, whole
+from ppo_lightning.modules import FSDP2Strategy, last_checkpoint
+from tests.helpers.deaths import exit_codes
+from tests.helpers.everything import (
+    ITERATIONS,
+    data_with_everything,
+    every_callback,
+    module_with_everything,
+    state_of,
+    without_times,
+)
+from tests.helpers.faults import same
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.runs import Recorder, data_module, ppo_module, trainer
+
+
+def fit(model_dir, folder, strategy, ranks):
+    """All iterations, from the newest file that there is."""
+    pl.seed_everything(0, verbose=False)
+    run = trainer(
+        folder,
+        callbacks=every_callback(),
+        strategy=FSDP2Strategy() if strategy == "fsdp" else strategy,
+        devices=ranks,
+        max_epochs=ITERATIONS,
+    )
+    module = module_with_everything(model_dir)
+    run.fit(module, data_with_everything(), ckpt_path=last_checkpoint(run))
+    found = mapped(without_times(state_of(run, module)), whole)
+    torch.save(found, folder / f"final{rank()}.pt")
+
+
+def finish(model_dir, folder, strategy="fsdp", ranks=2):
+    """Run to the end; what each rank leaves."""
+    log = folder / "log.txt"
+    codes = exit_codes(fit, model_dir, folder, strategy, ranks, num_ranks=ranks, log=log)
+    assert codes == [0] * ranks, log.read_text(encoding="utf-8")
+    return [torch.load(folder / f"final{number}.pt") for number in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tiny_llama_dir, tmp_path_factory):
+    return finish(tiny_llama_dir, tmp_path_factory.mktemp("whole"))
+
+
+def test_t42_ranks_with_shards_decide_and_stay_alike(whole_run):
+    first, second = whole_run
+    assert first["callbacks"]["CheckpointRollback"]["num_rollbacks"] == 1
+    for part in ("weights", "optimizer", "controls", "rewards", "data"):
+        assert same(first[part], second[part]), part
+
+
+@pytest.mark.parametrize("faults", [{0: "step:14", 1: "step:14"}, {1: "step:9:TERM"}])
+def test_killed_ranks_with_shards_go_on_bit_for_bit(tiny_llama_dir, tmp_path, whole_run, faults):
+    codes = exit_codes(fit, tiny_llama_dir, tmp_path, "fsdp", 2, num_ranks=2, faults=faults)
+    assert 0 not in codes
+    found = finish(tiny_llama_dir, tmp_path)
+    for ours, theirs in zip(found, whole_run, strict=True):
+        assert all(same(ours[part], value) for part, value in theirs.items())
+
+
+LAYOUTS = {"one": ("auto", 1), "ddp": ("ddp", 2), "fsdp": ("fsdp", 2)}
+
+
+class Loaded(Recorder):
+    """Keeps the weights that a run begins with, too."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.weights = whole_weights(pl_module)
+
+
+def whole_weights(module):
+    return {name: whole(p.detach()).numpy().copy() for name, p in module.named_parameters()}
+
+
+def go_on(model_dir, folder, layout, iterations, variant):
+    """Train up to a number of iterations, from the file that is there."""
+    kind, ranks = LAYOUTS[layout]
+    module = ppo_module(
+        model_dir,
+        policy={"dtype": "float64", "lora": LoraConfig(rank=4) if variant == "lora" else None},
+        critic_model={"kind": "shared" if variant == "shared" else "separate"},
+        actor=GroupConfig(lr=1e-2),
+        optimizer=OptimizerConfig(name="SGD", options={"momentum": 0.5}),
+    )
+    loaded = Loaded()
+    run = trainer(
+        folder,
+        callbacks=[loaded, ActorEMA(decay=0.9)],
+        strategy=FSDP2Strategy() if kind == "fsdp" else kind,
+        devices=ranks,
+        max_epochs=iterations,
+    )
+    run.fit(module, data_module(), ckpt_path=last_checkpoint(run))
+    ids = [
+        dict(
+            zip(c.experience.indices.tolist(), map(tuple, c.completions.response_ids), strict=True)
+        )
+        for c in loaded.collected
+    ]
+    return loaded.weights, ids, whole_weights(module)
+
+
+@pytest.mark.parametrize("variant", ["separate", "shared", "lora"])
+def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(tiny_gpt2_dir, tmp_path, variant):
+    """From each layout to each: the same weights, the same next responses, the same result."""
+    for first, (_, ranks) in LAYOUTS.items():
+        made = run_on_ranks(go_on, ranks, tiny_gpt2_dir, tmp_path / first, first, 2, variant)
+        outcomes = {}
+        for second, (_, others) in LAYOUTS.items():
+            folder = tmp_path / f"{first}-{second}"
+            shutil.copytree(tmp_path / first, folder)
+            found = run_on_ranks(go_on, others, tiny_gpt2_dir, folder, second, 3, variant)
+            for weights, _, _ in found:
+                assert all((weights[name] == made[0][2][name]).all() for name in weights)
+            outcomes[second] = (merged(found), found[0][2])
+        for ids, weights in outcomes.values():
+            assert ids == outcomes["one"][0]
+            for name, value in outcomes["one"][1].items():
+                found, wanted = torch.tensor(weights[name]), torch.tensor(value)
+                assert_close(found, wanted, rtol=0, atol=1e-8, msg=name)
+
+
+def merged(found):
+    """Responses of all ranks, iteration by iteration."""
+    return [
+        {number: ids for part in parts for number, ids in part.items()}
+        for parts in zip(*(ids for _, ids, _ in found), strict=True)
+    ]
