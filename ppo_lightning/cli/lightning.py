@@ -27,7 +27,7 @@ from ppo_lightning.cli.list_overrides import override_lists
 from ppo_lightning.cli.save_config import KeepConfigs
 from ppo_lightning.cli.tables import scores_table
 from ppo_lightning.errors import ConfigError, ModelError
-from ppo_lightning.modules import last_checkpoint
+from ppo_lightning.modules import FSDP2Strategy, last_checkpoint
 from ppo_lightning.modules.checkpoint_files import is_nameless
 
 ENV_PREFIX = "PPO_LIGHTNING"
@@ -188,6 +188,8 @@ class PPOLightningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer")
         given = _as_list(config.get("callbacks"))
+        if config.get("strategy") == "fsdp":  # to Lightning the first generation, which wraps
+            config["strategy"] = FSDP2Strategy()
         if config.get("barebones"):
             config["log_every_n_steps"] = None  # Lightning refuses our default beside it
             return super().instantiate_trainer(**kwargs)

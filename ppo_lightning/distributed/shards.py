@@ -79,12 +79,12 @@ def gathered(*modules: nn.Module) -> Iterator[None]:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor, which has its memory; a plain one as it is."""
-    return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Put a tensor together; to be called on all ranks. A plain one is returned as it is."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def placed_like(value: Tensor, like: Any) -> Tensor:

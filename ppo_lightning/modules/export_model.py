@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from ppo_lightning.checkpointing.entry import frozen_names
 from ppo_lightning.configs.checks import require, require_at_least
-from ppo_lightning.distributed import any_rank
+from ppo_lightning.distributed import any_rank, is_sharded, whole, whole_on_cpu
 from ppo_lightning.errors import ModelError
 from ppo_lightning.io import set_aside
 from ppo_lightning.models.card import (
@@ -148,7 +148,7 @@ class ExportModel(pl.Callback):
         self._best, self._best_epoch = float(value), trainer.current_epoch
         with as_validated(module):
             self._kept = {
-                name: weight.detach().to("cpu", copy=True)
+                name: whole(weight.detach()).to("cpu", copy=True)
                 for name, weight in written_weights(module).items()
             }
 
@@ -189,9 +189,10 @@ class ExportModel(pl.Callback):
         if trial_run:
             return
         failure: Exception | None = None
+        gathered = self._gathered(module, keep=trainer.is_global_zero)
         if trainer.is_global_zero:
             try:
-                self._replace(folder, module, resumed=trainer.ckpt_path is not None)
+                self._replace(folder, module, gathered, resumed=trainer.ckpt_path is not None)
             except Exception as error:
                 failure = error
         if any_rank(failure is not None, trainer.strategy.root_device):
@@ -199,13 +200,23 @@ class ExportModel(pl.Callback):
         which = f", of epoch {self._best_epoch}: {self.monitor} {self._best}" if self._kept else ""
         rank_zero_info(f"Model written to `{folder}`{which}.")
 
-    def _replace(self, folder: Path, module: Any, *, resumed: bool) -> None:
+    def _gathered(self, module: Any, *, keep: bool) -> dict[str, Tensor] | None:
+        """Put together what lies in shards, on all ranks; None where each has all weights."""
+        if not is_sharded(getattr(module, "export_network", module)):
+            return None
+        with as_validated(module):
+            found: dict[str, Tensor] = whole_on_cpu(written_weights(module), keep=keep)
+        return {**found, **self._kept}
+
+    def _replace(
+        self, folder: Path, module: Any, gathered: Mapping[str, Tensor] | None, *, resumed: bool
+    ) -> None:
         """Let a complete folder take the name; what was there is kept, or gone if this run's."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         _clear(folder, "new")
         work = folder.with_name(f".{folder.name}.{uuid4().hex}.new")
         try:
-            self._export(work, module)
+            self._export(work, module, gathered)
             former = _aside(folder) if self._mine or resumed else set_aside(folder)
             try:
                 work.rename(folder)
@@ -218,9 +229,12 @@ class ExportModel(pl.Callback):
         _clear(folder, "old")  # not before: it may have been the only one
         self._mine = True
 
-    def _export(self, folder: Path, module: Any) -> None:
-        with as_validated(module), lent(module, self._kept):
-            module.export(folder)
+    def _export(self, folder: Path, module: Any, gathered: Mapping[str, Tensor] | None) -> None:
+        if gathered is not None:
+            module.export(folder, weights=gathered)
+        else:
+            with as_validated(module), lent(module, self._kept):
+                module.export(folder)
         card = read_card(str(folder))  # of a module that writes one: it knows all but the start
         write_card(
             folder, self._card(folder, module) if card is None else with_source(card, self._source)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from ppo_lightning.checkpointing.entry import (
@@ -33,12 +33,13 @@ from ppo_lightning.configs import (
     ValidationConfig,
 )
 from ppo_lightning.data import Learner
-from ppo_lightning.distributed import gathered
+from ppo_lightning.distributed import gathered, is_sharded, rank, whole_on_cpu
 from ppo_lightning.io import StrPath
 from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
     build_actor_critic,
+    build_policy,
     check_tokenizers,
     check_vocabulary,
     load_tokenizer,
@@ -47,7 +48,7 @@ from ppo_lightning.models import (
     shard_networks,
 )
 from ppo_lightning.modules.collection import Collection
-from ppo_lightning.modules.export_model import as_validated
+from ppo_lightning.modules.export_model import as_validated, written_weights
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
 from ppo_lightning.modules.host_memory import keep_freed_memory
@@ -61,7 +62,7 @@ from ppo_lightning.modules.passes import num_passes
 from ppo_lightning.modules.review import check_together, review_run
 from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.score_report import ScoreReport
-from ppo_lightning.modules.sharded_strategy import mesh_of
+from ppo_lightning.modules.sharded_strategy import check_shardable, mesh_of
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.start import review_first_buffer
 from ppo_lightning.modules.text_mix import TextMix
@@ -264,6 +265,9 @@ class PPOModule(UpdateSteps):
     def configure_model(self) -> None:
         if self.networks is not None:
             return
+        mesh = mesh_of(self._trainer)
+        if mesh is not None:
+            check_shardable(self.policy, self.optimizer_config, self.engine)
         check_tokenizers(self.tokenizer, self.policy, self.critic_model, self.reference_config)
         networks = build_actor_critic(self.policy, self.critic_model)
         reference = ReferencePolicy.build(self.reference_config, self.policy, networks.actor)
@@ -274,7 +278,7 @@ class PPOModule(UpdateSteps):
                 {name: m for name, m in named.items() if m is not None} | {"reference": model},
             )
         self.engine.check(networks.actor)
-        if (mesh := mesh_of(self._trainer)) is not None:
+        if mesh is not None:
             shard_networks(networks, mesh)
             reference.shard(mesh)
         # Train mode is for activation checkpointing alone: no dropout is left to be switched on.
@@ -395,17 +399,31 @@ class PPOModule(UpdateSteps):
         assert self.networks is not None
         return self.networks.actor
 
-    def export(self, folder: StrPath) -> None:
+    def export(self, folder: StrPath, *, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the actor as a Hugging Face folder with its tokenizer and chat template.
 
         Adapters are merged, in a copy. Where ``ActorEMA`` answers the held-out prompts, it is
-        the average that is written. To be called on one rank.
+        the average that is written. To be called on one rank; where weights lie in shards on all of
+        them, of which the first writes.
 
         Args:
             folder: New or empty; it appears only when complete.
+            weights: Trained ones to write instead of the actor's own, all of them, by their names
+                in the actor; then to be called on one rank.
         """
-        with as_validated(self):
-            save_model(self.export_network, self.tokenizer, folder)
+        if weights is None and is_sharded(self.export_network):
+            with as_validated(self):
+                weights = whole_on_cpu(written_weights(self), keep=rank() == 0)
+            if rank():
+                return
+        if weights is None:
+            with as_validated(self):
+                save_model(self.export_network, self.tokenizer, folder)
+        else:
+            plain = replace(self.policy, gradient_checkpointing=False, compile=False)
+            actor = build_policy(plain)
+            actor.load_state_dict(dict(weights), strict=False)
+            save_model(actor, self.tokenizer, folder)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from ppo_lightning.configs import OptimizerConfig, PolicyConfig
 from ppo_lightning.distributed import placed_like, whole_on_cpu
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.placing import states_placed
+from ppo_lightning.rollout import RolloutEngine
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,7 +38,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     def __init__(
         self,
         process_group_backend: str | None = None,
-        timeout: timedelta | None = default_pg_timeout,
+        timeout: timedelta = timedelta(minutes=30),
     ) -> None:
         super().__init__(
             tensor_parallel_size=1, process_group_backend=process_group_backend, timeout=timeout
@@ -106,3 +108,25 @@ def mesh_of(trainer: Any) -> DeviceMesh | None:
         return None
     mesh: DeviceMesh = strategy.device_mesh["data_parallel"]
     return mesh
+
+
+def check_shardable(
+    policy: PolicyConfig, optimizer: OptimizerConfig, engine: RolloutEngine
+) -> None:
+    """Refuse what has not been made to work with weights in shards.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    unknown = {
+        "policy.quantization": policy.quantization is not None,
+        "policy.compile": policy.compile,
+        "optimizer.offload": optimizer.offload,
+        "engine.init_args.dtype": engine.dtype is not None,
+    }
+    for setting, given in unknown.items():
+        if given:
+            raise ConfigError(
+                f"`{setting}` cannot be used with weights in shards: leave it out, or set "
+                "`trainer.strategy: ddp`."
+            )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from ppo_lightning.data import PreferenceDataModule, SFTDataModule
 from ppo_lightning.errors import ConfigError
@@ -31,7 +31,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         _whole_iteration(trainer)
     _refuse(trainer, _REFUSED, "PPOModule")
-    _check_placement(trainer, "PPOModule")
+    _check_placement(trainer, "PPOModule", (*_UNCUT_WEIGHTS, FSDP2Strategy))
     check_data(trainer, "PPOModule", "ppo")
     for callback in trainer.checkpoint_callbacks:
         _check_checkpointing(callback)
@@ -52,7 +52,7 @@ def check_supervised_trainer(trainer: pl.Trainer, name: str, group: str) -> None
         ConfigError: Names the setting and what to use instead.
     """
     _refuse(trainer, _refused_by_supervised(group), name)
-    _check_placement(trainer, name)
+    _check_placement(trainer, name, _UNCUT_WEIGHTS)
     # Its advice would make files that hold the weights from before the step that they count.
     warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization", UserWarning)
     # An epoch's last step is logged in any case.
@@ -198,14 +198,18 @@ def _refused_by_supervised(group: str) -> Refusals:
     )
 
 
-def _check_placement(trainer: Any, name: str) -> None:
-    """Let through what has been tested: one device or DDP, on CPU or CUDA."""
+_UNCUT_WEIGHTS: tuple[type[Strategy], ...] = (SingleDeviceStrategy, DDPStrategy)
+
+
+def _check_placement(trainer: Any, name: str, tested: Sequence[type[Strategy]]) -> None:
+    """Let through what has been tested, on CPU or CUDA."""
     # By the very class: Lightning's DeepSpeedStrategy is a DDPStrategy.
     strategy, accelerator = type(trainer.strategy), type(trainer.accelerator)
-    if strategy not in (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy):
+    if strategy not in tested:
+        sharded = ", and `fsdp` (in Python `FSDP2Strategy()`)" if FSDP2Strategy in tested else ""
         raise ConfigError(
             f"`trainer.strategy` cannot be {strategy.__name__} with {name}: what is there is a "
-            "single device (`auto` with `devices: 1`) and `ddp`."
+            f"single device (`auto` with `devices: 1`), `ddp`{sharded}."
         )
     if accelerator not in (CPUAccelerator, CUDAAccelerator):
         raise ConfigError(

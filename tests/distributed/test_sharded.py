@@ -2,12 +2,20 @@
 
 import pytest
 import torch
+import yaml
 from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
 
-from ppo_lightning.configs import GroupConfig, OptimizerConfig
+from ppo_lightning.callbacks import ActorEMA, ExportModel
+from ppo_lightning.cli.main import main
+from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
 from ppo_lightning.distributed import whole
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules import FSDP2Strategy
+from ppo_lightning.modules.sharded_strategy import check_shardable
+from ppo_lightning.rollout import NativeEngine
 from tests.distributed.test_two_ranks import VARIANTS
+from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import data_module, fit, ppo_module
 
@@ -70,3 +78,70 @@ def test_t47_t48_t49_shards_give_the_result_of_one_process(tiny_model_dir, tmp_p
     for ours, theirs, one in zip(first[2], second[2], alone[2], strict=True):
         assert ours == pytest.approx(theirs, nan_ok=True)
         assert ours == pytest.approx(one, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+def export(model_dir, folder, variant, ranks):
+    """Train with a running average, and write the model in both of the ways that there are."""
+    module = ppo_module(model_dir, **ALL[variant])
+    fit(
+        folder,
+        module,
+        data_module(val_prompts=["no"]),
+        strategy=strategy(ranks),
+        devices=ranks,
+        max_epochs=2,
+        callbacks=[
+            ActorEMA(decay=0.5),
+            ExportModel(str(folder / "best"), monitor="val/score_mean", mode="max"),
+        ],
+    )
+    module.export(folder / "called")
+    return {n: whole(p.detach()).numpy() for n, p in module.networks.actor.named_parameters()}
+
+
+@pytest.mark.parametrize("variant", ["separate", "lora"])
+def test_models_are_written_from_shards(tiny_model_dir, tmp_path, variant):
+    run_on_ranks(export, 1, tiny_model_dir, tmp_path / "one", variant, 1)
+    run_on_ranks(export, 2, tiny_model_dir, tmp_path / "two", variant, 2)
+    for name in ("best", "called"):
+        ours, theirs = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / ranks / name)
+            for ranks in ("two", "one")
+        )
+        assert type(ours) is type(theirs)
+        assert ours.config.architectures == theirs.config.architectures
+        for key, weight in theirs.state_dict().items():
+            assert_close(ours.state_dict()[key], weight, rtol=0, atol=2e-4, msg=f"{name}: {key}")
+
+
+def by_command(model_dir, folder):
+    """Train, go on and export by the command line, as torchrun would start it."""
+    written = folder / "run.yaml"
+    written.write_text(yaml.safe_dump(tiny_config(model_dir, folder / "runs")), encoding="utf-8")
+    shards = ["--trainer.strategy", "fsdp", "--trainer.devices", "2"]
+    run = ["fit", "--config", str(written), *shards]
+    return [main(run), main([*run, "--trainer.max_epochs", "3", "--ckpt_path", "last"])]
+
+
+def test_the_word_fsdp_on_the_command_line(tiny_gpt2_dir, tmp_path):
+    assert run_on_ranks(by_command, 2, tiny_gpt2_dir, tmp_path) == [[0, 0], [0, 0]]
+    (last,) = (tmp_path / "runs").rglob("version_1/checkpoints/last.ckpt")
+    assert main(["export", str(last), str(tmp_path / "model")]) == 0
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"policy": {"quantization": "int8"}}, "policy.quantization"),
+        ({"policy": {"compile": True}}, "policy.compile"),
+        ({"optimizer": OptimizerConfig(offload=True)}, "optimizer.offload"),
+        ({"engine": NativeEngine(dtype="bfloat16")}, "engine.init_args.dtype"),
+    ],
+)
+def test_what_shards_do_not_go_with_is_refused_by_name(tiny_gpt2_dir, settings, named):
+    lora = {"lora": LoraConfig(rank=2)} if "policy" in settings else {}
+    policy = settings.pop("policy", {}) | lora
+    module = ppo_module(tiny_gpt2_dir, policy=policy, **settings)
+    with pytest.raises(ConfigError, match=f"`{named}` cannot be used with weights in shards"):
+        check_shardable(module.policy, module.optimizer_config, module.engine)

@@ -18,8 +18,13 @@ from lightning.pytorch.strategies import (
 )
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.modules import FSDP2Strategy
 from ppo_lightning.modules.run_safety import default_checkpointing
-from ppo_lightning.modules.trainer_checks import check_data, check_trainer
+from ppo_lightning.modules.trainer_checks import (
+    check_data,
+    check_supervised_trainer,
+    check_trainer,
+)
 from tests.helpers.preferences import pair_data
 from tests.helpers.runs import data_module
 from tests.helpers.sft_runs import sft_data
@@ -88,14 +93,24 @@ def test_strategies_that_are_not_there_are_refused_by_name(strategy):
         check_trainer(stand_in(strategy=strategy()))
 
 
+def test_the_first_generation_of_fsdp_is_refused_with_the_word_for_the_second():
+    with pytest.raises(ConfigError, match=r"FSDPStrategy.*`fsdp` \(in Python `FSDP2Strategy\(\)`"):
+        check_trainer(stand_in(strategy=FSDPStrategy()))
+
+
+def test_modules_without_shards_refuse_them():
+    with pytest.raises(ConfigError, match=r"FSDP2Strategy with SFTModule.*`ddp`\.$"):
+        check_supervised_trainer(stand_in(strategy=FSDP2Strategy()), "SFTModule", "policy")
+
+
 def test_an_accelerator_without_float64_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"`trainer\.accelerator`.*MPS.*float64.*`cuda`"):
         check_trainer(stand_in(accelerator=MPSAccelerator()))
 
 
 @pytest.mark.parametrize("accelerator", [CPUAccelerator, CUDAAccelerator])
-@pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy])
-def test_one_device_and_ddp_pass(strategy, accelerator):
+@pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy, FSDP2Strategy])
+def test_strategies_that_are_there_pass(strategy, accelerator):
     check_trainer(stand_in(strategy=strategy(), accelerator=accelerator()))
 
 
