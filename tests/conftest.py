@@ -68,6 +68,14 @@ def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_llama(tmp_path_factory.mktemp("tiny") / "llama")
 
 
+@pytest.fixture(scope="session")
+def even_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama policy whose heads can be shared out, keys and values too. Read only."""
+    from tests.helpers.tiny_models import build_llama
+
+    return build_llama(tmp_path_factory.mktemp("even") / "llama", num_key_value_heads=2)
+
+
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
 def tiny_model_dir(request: pytest.FixtureRequest) -> Path:
     """Each policy in turn. Read only."""

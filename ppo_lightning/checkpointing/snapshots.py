@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppo_lightning.checkpointing.files import lock
 from ppo_lightning.configs.checks import require
-from ppo_lightning.distributed import any_rank, gather_objects, rank
+from ppo_lightning.distributed import any_rank, gather_from_ranks, rank
 from ppo_lightning.errors import CheckpointError, first_line
 from ppo_lightning.io import open_atomic
 
@@ -124,7 +124,7 @@ class SnapshotStore:
         # Ranks may have lost different files, and must try the same ones in the same order.
         candidates = self.iterations
         if self.storage == "disk":
-            candidates = sorted(set(gather_objects(candidates)))
+            candidates = sorted(set(gather_from_ranks(candidates)))
         for iteration in reversed(candidates):
             state, problem = self._read(iteration)
             if not any_rank(state is None, self.device):

@@ -1,4 +1,9 @@
-"""Sums and collections over ranks; on one process each is the identity."""
+"""Sums and collections over ranks; on one process each is the identity.
+
+A *replica* is what holds one whole model: a rank, or under tensor parallel a few ranks, its peers,
+which see the same responses. Responses are shared out over replicas, and what is measured is added
+up over them; each peer has the same sums, bit for bit. Decisions are agreed on by all ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,27 @@ from torch import Tensor
 from ppo_lightning.distributed.shards import is_shard
 
 T = TypeVar("T")
+
+_replicas: dist.ProcessGroup | None = None  # None is all ranks
+_peers: dist.ProcessGroup | None = None  # None is this rank alone
+
+
+def use_replicas(
+    replicas: dist.ProcessGroup | None = None, peers: dist.ProcessGroup | None = None
+) -> None:
+    """Say which ranks hold a model between them; each by itself, unless told otherwise.
+
+    Args:
+        replicas: This rank and those of other replicas that hold the same part as it does.
+        peers: This rank and those that hold the other parts.
+    """
+    global _replicas, _peers
+    _replicas, _peers = replicas, peers
+
+
+def replica_group() -> dist.ProcessGroup | None:
+    """Ranks that sums are made over; None is all of them."""
+    return _replicas
 
 
 def is_distributed() -> bool:
@@ -38,8 +64,18 @@ def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
+def replica() -> int:
+    """Number of this rank's replica, from 0."""
+    return dist.get_rank(_replicas) if is_distributed() else 0
+
+
+def num_replicas() -> int:
+    """Number of replicas; of processes, unless some hold a model between them."""
+    return dist.get_world_size(_replicas) if is_distributed() else 1
+
+
 def all_reduce_sum(values: Tensor) -> Tensor:
-    """Sum a tensor over all ranks; the argument is left alone.
+    """Sum a tensor over all replicas; the argument is left alone.
 
     Args:
         values: Of one shape on all ranks, on the device of the process group.
@@ -54,7 +90,18 @@ def all_reduce_max(values: Tensor) -> Tensor:
 
 def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
     reduced = values.detach().clone()
-    dist.all_reduce(reduced, op=op)
+    dist.all_reduce(reduced, op=op, group=_replicas)
+    if _peers is not None:  # the order of sums may differ: what is decided on them must not
+        dist.broadcast(reduced, group=_peers, group_src=0)
+    return reduced
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Sum a tensor over all ranks, peers too; the argument is left alone."""
+    if not is_distributed():
+        return values
+    reduced = values.detach().clone()
+    dist.all_reduce(reduced)
     return reduced
 
 
@@ -62,7 +109,9 @@ def max_over_ranks(number: int, device: torch.device) -> int:
     """Largest of one whole number over all ranks."""
     if not is_distributed():
         return number
-    return int(all_reduce_max(torch.tensor(number, device=device)))
+    found = torch.tensor(number, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found)
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
@@ -71,13 +120,22 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 
 def gather_objects(items: Sequence[T]) -> list[T]:
-    """Put the items of all ranks together, rank by rank. To be called on all of them.
+    """Put the items of all replicas together, one after the other. To be called on all ranks.
 
     Args:
-        items: This rank's, maybe none; whatever can be pickled.
+        items: This replica's, maybe none; whatever can be pickled.
     """
+    return _gathered(items, _replicas)
+
+
+def gather_from_ranks(items: Sequence[T]) -> list[T]:
+    """Put the items of all ranks together, peers too. To be called on all of them."""
+    return _gathered(items, None)
+
+
+def _gathered(items: Sequence[T], group: dist.ProcessGroup | None) -> list[T]:
     if not is_distributed():
         return list(items)
-    parts: list[Any] = [None] * world_size()
-    dist.all_gather_object(parts, list(items))
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, list(items), group=group)
     return [item for part in parts for item in part]

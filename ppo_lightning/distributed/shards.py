@@ -87,6 +87,24 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def lies_in_rows(tensor: Any) -> bool:
+    """Whether ranks have runs of rows of a tensor in shards, in their order."""
+    return is_shard(tensor) and tensor.device_mesh.ndim == 1 and tensor.placements[0].is_shard(0)
+
+
+def num_copies(tensor: Any, ranks: int) -> int:
+    """Ranks that have the same part of a tensor in shards as this one.
+
+    Args:
+        tensor: In shards.
+        ranks: All that there are.
+    """
+    mesh, parts = tensor.device_mesh, 1
+    for place, dimension in zip(tensor.placements, range(mesh.ndim), strict=True):
+        parts *= 1 if place.is_replicate() else mesh.size(dimension)  # twice cut, it is no `Shard`
+    return ranks // parts
+
+
 def placed_like(value: Tensor, like: Any) -> Tensor:
     """Bring a tensor to where another lies: to its device, and into shards as it is.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
+from ppo_lightning.distributed import replica_group
 from ppo_lightning.errors import unknown_key_message
 
 Number = Tensor | float
@@ -85,6 +88,10 @@ class Sums(Metric):
             self.total = self.total + _vector(sums, self.total)
         if any(name in values for name in (*self._maxima, *self._minima)):
             self.largest = torch.maximum(self.largest, _vector(extremes, self.largest))
+
+    def _sync_dist(self, dist_sync_fn: Any = gather_all_tensors, process_group: Any = None) -> None:
+        """Add up over replicas: ranks that hold a model between them have seen the same."""
+        super()._sync_dist(dist_sync_fn, process_group or replica_group())
 
     def compute(self) -> dict[str, float]:
         """Return the totals over all ranks; extremes that nothing was added to are left out."""

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from ppo_lightning.distributed import gather_objects, is_shard, local
+from ppo_lightning.distributed import gather_objects, lies_in_rows, local, whole
 
 _ENDS = 32
 
@@ -15,7 +15,7 @@ _ENDS = 32
 def fingerprint(module: nn.Module) -> str:
     """Digest of the frozen weights: names, shapes, and the first and last values of each.
 
-    To be called on all ranks where weights lie in shards, of which each has a run of rows.
+    To be called on all ranks where weights lie in shards.
 
     Returns:
         Hexadecimal, or ``""`` where nothing is frozen.
@@ -34,14 +34,18 @@ def _ends(weights: list[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
     """First and last values of each weight, on the CPU; those of all its shards one by one."""
     own = []
     for weight in weights:
-        flat = local(weight.detach()).flatten()
+        # In more dimensions a rank's part is no run of rows.
+        rows = weight.detach()
+        rows = rows if lies_in_rows(rows) else whole(rows)
+        flat = local(rows).flatten()
         own.append((flat[:_ENDS].cpu(), flat[-_ENDS:].cpu()))
-    if not any(is_shard(weight) for weight in weights):
+    cut = [lies_in_rows(weight) for weight in weights]
+    if not any(cut):
         return own
     parts = gather_objects([own])
     return [
         (torch.cat([part[i][0] for part in parts]), torch.cat([part[i][1] for part in parts]))
-        if is_shard(weight)
+        if cut[i]
         else own[i]
-        for i, weight in enumerate(weights)
+        for i in range(len(weights))
     ]

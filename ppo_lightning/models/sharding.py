@@ -10,6 +10,7 @@ from ppo_lightning.distributed import shard
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.actor_critic import ActorCritic
 from ppo_lightning.models.adapters import base_causal_lm, block_names
+from ppo_lightning.models.tensor_parallel import split_layers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,10 +22,10 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
 
     Args:
         model: Its blocks are one list; adapters on them are cut as well.
-        mesh: Of the ranks, one-dimensional.
+        mesh: With the dimensions ``data_parallel`` and ``tensor_parallel``.
 
     Raises:
-        ModelError: Its blocks are not one list.
+        ModelError: Its blocks are not one list, or its layers cannot be cut into so many parts.
     """
     try:
         names = block_names(cast("PreTrainedModel", model))
@@ -33,7 +34,9 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
             f"`trainer.strategy: fsdp`: a {type(model).__name__} has no one list of blocks to cut. "
             "Use `ddp`."
         ) from error
-    shard(model, [model.get_submodule(name) for name in names], mesh)
+    if mesh["tensor_parallel"].size() > 1:
+        split_layers(model, names, mesh["tensor_parallel"])
+    shard(model, [model.get_submodule(name) for name in names], mesh["data_parallel"])
 
 
 def shard_networks(networks: ActorCritic, mesh: DeviceMesh) -> None:
@@ -41,7 +44,7 @@ def shard_networks(networks: ActorCritic, mesh: DeviceMesh) -> None:
 
     Args:
         networks: Just loaded, on the CPU.
-        mesh: Of the ranks, one-dimensional.
+        mesh: With the dimensions ``data_parallel`` and ``tensor_parallel``.
 
     Raises:
         ModelError: See ``shard_model``.
@@ -51,4 +54,4 @@ def shard_networks(networks: ActorCritic, mesh: DeviceMesh) -> None:
         shard_model(networks.critic.backbone, mesh)
     head = networks.value_head if networks.critic is None else networks.critic.head
     assert head is not None
-    shard(head, (), mesh)
+    shard(head, (), mesh["data_parallel"])

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from ppo_lightning.checkpointing import Newest, newest_good, why_not, write_checkpoint
-from ppo_lightning.distributed import any_rank, gather_objects
+from ppo_lightning.distributed import any_rank, gather_from_ranks
 from ppo_lightning.errors import CheckpointError
 
 
@@ -162,7 +162,7 @@ def agree_on_start(trainer: pl.Trainer) -> None:
 
 def _agreed(trainer: pl.Trainer, path: Any) -> Any:
     """Return the file that this rank starts from."""
-    (first, *_) = gather_objects([None if path is None else str(path)])
+    (first, *_) = gather_from_ranks([None if path is None else str(path)])
     readable = first is None or Path(first).exists()
     return first if is_nameless(trainer) and readable else path
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
 from ppo_lightning.checkpointing import newest_good, remove_leftovers
-from ppo_lightning.distributed import any_rank, gather_objects
+from ppo_lightning.distributed import any_rank, gather_from_ranks
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.checkpoint_files import (
     agree_on_start,
@@ -195,7 +195,7 @@ def _require_one_start(trainer: pl.Trainer) -> None:
     Raises:
         ConfigError: Such as for a folder that only one node can see.
     """
-    starts = gather_objects([str(trainer.ckpt_path)])
+    starts = gather_from_ranks([str(trainer.ckpt_path)])
     if len(set(starts)) > 1:
         found = ", ".join(f"rank {rank}: {start}" for rank, start in enumerate(starts))
         raise ConfigError(

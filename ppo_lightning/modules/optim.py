@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
-from ppo_lightning.distributed import all_reduce_sum, is_shard, local
+from ppo_lightning.distributed import is_shard, local, num_copies, sum_over_ranks, world_size
 from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.functional import lr_factor
 from ppo_lightning.modules.offload import OffloadedAdam
@@ -270,9 +270,14 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients])
-    in_shards = is_shard(gradients[0])
-    return all_reduce_sum(norm.double().square()).sqrt().to(norm) if in_shards else norm
+    if not is_shard(gradients[0]):
+        return torch.nn.utils.get_total_norm(gradients)
+    own: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        own.setdefault(num_copies(gradient, world_size()), []).append(local(gradient))
+    norms = {copies: torch.nn.utils.get_total_norm(parts) for copies, parts in own.items()}
+    squares = [norm.double().square() / copies for copies, norm in norms.items()]
+    return sum_over_ranks(torch.stack(squares).sum()).sqrt().to(local(gradients[0]))
 
 
 def drop_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, gather_objects, world_size
+from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, gather_objects, num_replicas
 from ppo_lightning.functional import (
     distinct_ngrams,
     distinct_openings,
@@ -272,7 +272,7 @@ class IterationLedger:
             "kl_loss": "kl_loss",
             "ratio_mean": "ratio",
         }
-        ranks = world_size()  # every rank counts the same steps
+        ranks = num_replicas()  # every rank counts the same steps
         taken, skipped = totals["steps"] / ranks, totals["skipped_nonfinite"] / ranks
         found: dict[str, Any] = {k: quotient(totals, v, "tokens") for k, v in token.items()}
         return found | {

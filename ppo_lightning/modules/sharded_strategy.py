@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ppo_lightning.configs import OptimizerConfig, PolicyConfig
-from ppo_lightning.distributed import placed_like, whole_on_cpu
+from ppo_lightning.configs.checks import require_at_least
+from ppo_lightning.distributed import placed_like, use_replicas, whole_on_cpu
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.placing import states_placed
 from ppo_lightning.rollout import RolloutEngine
@@ -31,25 +32,49 @@ class FSDP2Strategy(ModelParallelStrategy):
     with another strategy, or another number of ranks.
 
     Args:
+        tensor_parallel_size: Ranks that hold a model between them, each a part of every layer
+            (tensor parallel); they take the same responses. On one machine, best.
         process_group_backend: ``nccl`` or ``gloo``; None takes what suits the device.
         timeout: Longest wait for another rank.
     """
 
     def __init__(
         self,
+        tensor_parallel_size: int = 1,
         process_group_backend: str | None = None,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
+        require_at_least("tensor_parallel_size", tensor_parallel_size, 1)
         super().__init__(
-            tensor_parallel_size=1, process_group_backend=process_group_backend, timeout=timeout
+            tensor_parallel_size=tensor_parallel_size,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
         )
 
     @override
     def _setup_distributed(self) -> None:
         super()._setup_distributed()
-        self._data_parallel_size = self.world_size
+        peers = int(self._tensor_parallel_size)
+        if self.world_size % peers:
+            raise ConfigError(
+                f"`tensor_parallel_size` ({peers}) must divide the number of processes "
+                f"({self.world_size}): set another, or other `trainer.devices`."
+            )
+        self._data_parallel_size = self.world_size // peers
         # What our networks return is not written to.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self._tensor_parallel_size != 1:
+            mesh = self.device_mesh
+            use_replicas(mesh.get_group("data_parallel"), mesh.get_group("tensor_parallel"))
+
+    @override
+    def teardown(self) -> None:
+        use_replicas()
+        super().teardown()
 
     @property
     @override
@@ -102,12 +127,9 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 def mesh_of(trainer: Any) -> DeviceMesh | None:
-    """Ranks that weights are to be cut over; None where each is to have all."""
+    """Ranks that weights are to be cut over, as FSDP2Strategy lays them out; None without it."""
     strategy = None if trainer is None else trainer.strategy
-    if not isinstance(strategy, FSDP2Strategy):
-        return None
-    mesh: DeviceMesh = strategy.device_mesh["data_parallel"]
-    return mesh
+    return strategy.device_mesh if isinstance(strategy, FSDP2Strategy) else None
 
 
 def check_shardable(

@@ -18,7 +18,7 @@ from typing_extensions import override
 from ppo_lightning.checkpointing.entry import pack_checkpoint, unpack_checkpoint
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
 from ppo_lightning.configs.checks import require, require_at_least
-from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, rank, world_size
+from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, num_replicas, replica
 from ppo_lightning.errors import ConfigError, UpdateError
 from ppo_lightning.functional import combine_keys
 from ppo_lightning.metrics import StepStats
@@ -257,7 +257,7 @@ class SupervisedModule(pl.LightningModule):
             with self._noise(number):
                 loss, found = self.loss_sum(part)
             # DDP averages over ranks what is to be added up.
-            self.manual_backward(loss * (world_size() / max(count, 1.0)))
+            self.manual_backward(loss * (num_replicas() / max(count, 1.0)))
             values = [loss.detach(), *(found[name].detach() for name in self.sums)]
             sums += torch.stack([value.double() for value in values])
         examples = sums.new_tensor([len(batch)])
@@ -280,7 +280,7 @@ class SupervisedModule(pl.LightningModule):
         seed = int(getattr(getattr(self.trainer, "datamodule", None), "seed", 0))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(combine_keys(seed, self.steps_done, rank(), part) & _MAX_SEED)
+            torch.manual_seed(combine_keys(seed, self.steps_done, replica(), part) & _MAX_SEED)
             yield
 
     def _clip(self, optimizer: Any, norms: Mapping[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from ppo_lightning.data import (
     shuffled_order,
     token_rows,
 )
-from ppo_lightning.distributed import max_over_ranks, rank, shares_gradients, world_size
+from ppo_lightning.distributed import max_over_ranks, num_replicas, replica, shares_gradients
 from ppo_lightning.errors import ConfigError, DataError
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.update import Objective, touch
@@ -69,10 +69,10 @@ class TextMix:
                 the actor can read.
             DataError: The texts cannot be read, or have no two tokens.
         """
-        if config.batch_size < world_size():
+        if config.batch_size < num_replicas():
             raise ConfigError(
                 f"`ptx.batch_size` ({config.batch_size}) must be at least the number of ranks "
-                f"({world_size()})."
+                f"({num_replicas()})."
             )
         if max_positions is not None and config.max_length > max_positions:
             raise ConfigError(
@@ -109,11 +109,11 @@ class TextMix:
         chosen = self._chosen(iteration * batch.num_steps + batch.step)
         count = sum(self.pieces[number].num_learned for number in chosen)
         device = terms.sums.device
-        whole = self._sequences(chosen[rank() :: world_size()], device)
+        whole = self._sequences(chosen[replica() :: num_replicas()], device)
         loss, nll = terms.loss, torch.zeros_like(terms.sums[0])
         for sequences in _pieces(whole, objective.ppo.microbatch_tokens):
             part = self._nll(sequences, objective)
-            own = self.config.coef * part * world_size() / count
+            own = self.config.coef * part * num_replicas() / count
             # Ranks add up all parameters at each backward, whichever they are of.
             everything = [*parameters["actor"], *parameters["critic"]]
             backward(own + touch(everything) if shares_gradients(everything) else own)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import KLConfig, PPOConfig
-from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, shares_gradients, world_size
+from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, num_replicas, shares_gradients
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.objective import SUMS, Coefficients, Counts, Terms, microbatch_terms
 from ppo_lightning.modules.passes import Part
@@ -111,7 +111,7 @@ def accumulate_gradients(
     """
     mask = minibatch.sequences.response_mask
     own = torch.stack([mask.sum(), mask.any(1).sum()]).double()
-    tokens, sequences = (all_reduce_sum(own) / world_size()).tolist()
+    tokens, sequences = (all_reduce_sum(own) / num_replicas()).tolist()
     counts = Counts(tokens, sequences)
     loss, sums = mask.new_zeros((), dtype=torch.float64), mask.new_zeros(len(SUMS)).double()
     ratio_max = first_error = torch.zeros((), device=mask.device)

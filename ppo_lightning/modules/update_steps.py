@@ -16,7 +16,7 @@ from ppo_lightning.configs import (
     PPOConfig,
     ValidationConfig,
 )
-from ppo_lightning.distributed import any_rank, gather_objects
+from ppo_lightning.distributed import any_rank, gather_from_ranks
 from ppo_lightning.functional import adapted_penalty_coef
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.models import ActorCritic
@@ -248,7 +248,7 @@ class UpdateSteps(HeldOutSteps):
 
     def _diagnose(self) -> None:
         """Have callbacks act on what any rank has reported."""
-        found = gather_objects(self.verdicts)
+        found = gather_from_ranks(self.verdicts)
         verdicts = tuple(dict.fromkeys(found))
         if verdicts:
             call_listeners(self, "on_diagnosis", verdicts)

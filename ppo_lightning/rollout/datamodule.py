@@ -25,7 +25,7 @@ from ppo_lightning.data import (
     make_prompt_batch,
     warn_of_overlap,
 )
-from ppo_lightning.distributed import all_reduce_sum, owned_indices, rank, world_size
+from ppo_lightning.distributed import all_reduce_sum, num_replicas, owned_indices, replica
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import combine_keys
 from ppo_lightning.rollout.base_datamodule import ValidationSwitch
@@ -130,7 +130,7 @@ class RolloutDataModule(ValidationSwitch):
             self.switch_validation_off()  # an empty loader would be warned about
 
     def _refuse_idle_ranks(self) -> None:
-        ranks = world_size()
+        ranks = num_replicas()
         if self.buffer.num_responses < ranks:
             raise ConfigError(
                 f"a buffer of {self.buffer.num_responses} responses cannot be shared by {ranks} "
@@ -180,7 +180,7 @@ class RolloutDataModule(ValidationSwitch):
         total = num_prompts * self.buffer.responses_per_prompt
         # All ranks take all prompts, so that they agree on what a stream leaves out.
         taken = self.train_set.take(self.position, num_prompts, seed=self.seed)
-        indices = owned_indices(total, rank=rank(), world_size=world_size())
+        indices = owned_indices(total, rank=replica(), world_size=num_replicas())
         groups = indices // self.buffer.responses_per_prompt
         batch = make_prompt_batch(
             taken,
@@ -204,14 +204,14 @@ class RolloutDataModule(ValidationSwitch):
             most = wanted * _MOST_PROMPTS
             wanted = min(self.buffer.num_tokens / self.tokens_per_prompt, most)
         wanted *= self.source.num_prompts_factor
-        responses = max(self.buffer.num_minibatches * self.buffer.together, world_size())
+        responses = max(self.buffer.num_minibatches * self.buffer.together, num_replicas())
         return max(round(wanted), math.ceil(responses / self.buffer.responses_per_prompt))
 
     def val_dataloader(self) -> HeldOutLoader | list[Any]:
         """Held-out prompts of this rank, each once."""
         if self.val_set is None:
             return []
-        owned = owned_indices(len(self.val_set), rank=rank(), world_size=world_size())
+        owned = owned_indices(len(self.val_set), rank=replica(), world_size=num_replicas())
         # A rank without prompts yields one empty batch: Lightning refuses an empty loader.
         parts = torch.split(owned, self.val_batch_size)
         return HeldOutLoader([self._held_out_batch(part) for part in parts])

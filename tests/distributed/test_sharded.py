@@ -1,5 +1,8 @@
 """Two gloo processes with weights in shards (FSDP2): the result of a single process."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 import yaml
@@ -10,7 +13,8 @@ from ppo_lightning.callbacks import ActorEMA, ExportModel
 from ppo_lightning.cli.main import main
 from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
 from ppo_lightning.distributed import whole
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, ModelError
+from ppo_lightning.models.tensor_parallel import split_layers
 from ppo_lightning.modules import FSDP2Strategy
 from ppo_lightning.modules.sharded_strategy import check_shardable
 from ppo_lightning.rollout import NativeEngine
@@ -18,6 +22,7 @@ from tests.distributed.test_two_ranks import VARIANTS
 from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import data_module, fit, ppo_module
+from tests.helpers.tiny_models import build_gpt2, build_llama
 
 ALL = {
     **VARIANTS,
@@ -27,19 +32,22 @@ ALL = {
 }
 
 
-def strategy(ranks):
-    return FSDP2Strategy() if ranks > 1 else "auto"
+def strategy(ranks, peers=1):
+    return FSDP2Strategy(tensor_parallel_size=peers) if ranks > 1 else "auto"
 
 
-def train(model_dir, folder, variant, ranks):
+def train(model_dir, folder, variant, ranks, peers=1, **overrides):
     """Fit, and return parameters, sampled ids by response number, and statistics."""
     settings = {k: dict(v) for k, v in ALL[variant].items()}
     settings["policy"] = {"dtype": "float64", **settings.get("policy", {})}
     module = ppo_module(
         model_dir,
-        actor=GroupConfig(lr=1e-2),
-        optimizer=OptimizerConfig(name="SGD"),
-        **settings,
+        **{
+            "actor": GroupConfig(lr=1e-2),
+            "optimizer": OptimizerConfig(name="SGD"),
+            **settings,
+            **overrides,
+        },
     )
     recorder = fit(
         folder,
@@ -47,7 +55,7 @@ def train(model_dir, folder, variant, ranks):
         data_module(
             buffer={"num_prompts": 7, "num_minibatches": 3}, val_prompts=["no", "you", "yes yes"]
         ),
-        strategy=strategy(ranks),
+        strategy=strategy(ranks, peers),
         devices=ranks,
         enable_checkpointing=False,
     )
@@ -70,14 +78,65 @@ def test_t47_t48_t49_shards_give_the_result_of_one_process(tiny_model_dir, tmp_p
     (alone,) = run_on_ranks(train, 1, tiny_model_dir, tmp_path, variant, 1)
     first, second = run_on_ranks(train, 2, tiny_model_dir, tmp_path, variant, 2)
     assert [a | b for a, b in zip(first[1], second[1], strict=True)] == alone[1]
-    for name, value in alone[0].items():
-        assert (first[0][name] == second[0][name]).all(), name
-        # Llama computes its norms in float32.
-        found, wanted = torch.tensor(first[0][name]), torch.tensor(value)
-        assert_close(found, wanted, rtol=0, atol=1e-8, msg=name)
-    for ours, theirs, one in zip(first[2], second[2], alone[2], strict=True):
-        assert ours == pytest.approx(theirs, nan_ok=True)
-        assert ours == pytest.approx(one, rel=1e-6, abs=1e-6, nan_ok=True)
+    require_same(alone, first, second)
+
+
+def require_same(alone, *ranks):
+    """Parameters and statistics of all ranks are those of a single process."""
+    for found in ranks:
+        for name, value in alone[0].items():
+            assert (found[0][name] == ranks[0][0][name]).all(), name
+            # Llama computes its norms in float32.
+            ours, wanted = torch.tensor(found[0][name]), torch.tensor(value)
+            assert_close(ours, wanted, rtol=0, atol=1e-8, msg=name)
+        for ours, one in zip(found[2], alone[2], strict=True):
+            assert ours == pytest.approx(one, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("variant", ["separate", "shared", "lora", "lora-shared", "cut"])
+def test_t48_tensor_parallel_gives_the_result_of_one_process(even_llama_dir, tmp_path, variant):
+    """Both ranks hold a model between them, and see the same responses."""
+    (alone,) = run_on_ranks(train, 1, even_llama_dir, tmp_path, variant, 1)
+    first, second = run_on_ranks(train, 2, even_llama_dir, tmp_path, variant, 2, 2)
+    assert first[1] == second[1] == alone[1]
+    require_same(alone, first, second)
+
+
+@pytest.mark.parametrize("variant", ["separate", "lora"])
+def test_t48_shards_in_two_dimensions_give_the_result_of_one_process(
+    even_llama_dir, tmp_path, variant
+):
+    """Two replicas of two ranks each."""
+    (alone,) = run_on_ranks(train, 1, even_llama_dir, tmp_path, variant, 1)
+    found = run_on_ranks(train, 4, even_llama_dir, tmp_path, variant, 4, 2)
+    for one, peer in (found[:2], found[2:]):
+        assert one[1] == peer[1]
+    assert [a | b for a, b in zip(found[0][1], found[2][1], strict=True)] == alone[1]
+    require_same(alone, *found)
+
+
+def test_adam_steps_shards_of_both_kinds(even_llama_dir, tmp_path):
+    """Of one step: later ones turn rounding into steps of the size of the rate."""
+    adam = {"optimizer": OptimizerConfig(), "actor": GroupConfig(lr=1e-3)}
+    once = {"ppo": {"num_update_epochs": 1, "target_kl": None}, **adam}
+    steps = partial(train, **once)
+    (alone,) = run_on_ranks(steps, 1, even_llama_dir, tmp_path, "separate", 1)
+    for found in run_on_ranks(steps, 4, even_llama_dir, tmp_path, "separate", 4, 2):
+        for name, value in alone[0].items():
+            assert abs(found[0][name] - value).max() < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "why"),
+    [
+        (build_gpt2, {}, "needs a plan.*has none"),
+        (build_llama, {}, r"\(2\) must divide `num_key_value_heads`.*\(1\)"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path, family, settings, why):
+    model = AutoModelForCausalLM.from_pretrained(family(tmp_path / "model", **settings))
+    with pytest.raises(ModelError, match=f"`tensor_parallel_size`.*{why}"):
+        split_layers(model, [], SimpleNamespace(size=lambda: 2))
 
 
 def export(model_dir, folder, variant, ranks):

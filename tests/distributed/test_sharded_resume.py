@@ -24,14 +24,22 @@ from tests.helpers.faults import same
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import Recorder, data_module, ppo_module, trainer
 
+LAYOUTS = {
+    "one": lambda: ("auto", 1),
+    "ddp": lambda: ("ddp", 2),
+    "fsdp": lambda: (FSDP2Strategy(), 2),
+    "tensor": lambda: (FSDP2Strategy(tensor_parallel_size=2), 2),
+}
 
-def fit(model_dir, folder, strategy, ranks):
+
+def fit(model_dir, folder, layout):
     """All iterations, from the newest file that there is."""
+    strategy, ranks = LAYOUTS[layout]()
     pl.seed_everything(0, verbose=False)
     run = trainer(
         folder,
         callbacks=every_callback(),
-        strategy=FSDP2Strategy() if strategy == "fsdp" else strategy,
+        strategy=strategy,
         devices=ranks,
         max_epochs=ITERATIONS,
     )
@@ -41,36 +49,38 @@ def fit(model_dir, folder, strategy, ranks):
     torch.save(found, folder / f"final{rank()}.pt")
 
 
-def finish(model_dir, folder, strategy="fsdp", ranks=2):
+def finish(model_dir, folder, layout):
     """Run to the end; what each rank leaves."""
     log = folder / "log.txt"
-    codes = exit_codes(fit, model_dir, folder, strategy, ranks, num_ranks=ranks, log=log)
-    assert codes == [0] * ranks, log.read_text(encoding="utf-8")
-    return [torch.load(folder / f"final{number}.pt") for number in range(ranks)]
+    codes = exit_codes(fit, model_dir, folder, layout, num_ranks=2, log=log)
+    assert codes == [0, 0], log.read_text(encoding="utf-8")
+    return [torch.load(folder / f"final{number}.pt") for number in (0, 1)]
 
 
-@pytest.fixture(scope="module")
-def whole_run(tiny_llama_dir, tmp_path_factory):
-    return finish(tiny_llama_dir, tmp_path_factory.mktemp("whole"))
+@pytest.fixture(scope="module", params=["fsdp", "tensor"])
+def uninterrupted(request, even_llama_dir, tmp_path_factory):
+    """A layout, and what each rank leaves of a run that is never stopped."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return request.param, finish(even_llama_dir, folder, request.param)
 
 
-def test_t42_ranks_with_shards_decide_and_stay_alike(whole_run):
-    first, second = whole_run
+def test_t42_ranks_with_shards_decide_and_stay_alike(uninterrupted):
+    first, second = uninterrupted[1]
     assert first["callbacks"]["CheckpointRollback"]["num_rollbacks"] == 1
     for part in ("weights", "optimizer", "controls", "rewards", "data"):
         assert same(first[part], second[part]), part
 
 
 @pytest.mark.parametrize("faults", [{0: "step:14", 1: "step:14"}, {1: "step:9:TERM"}])
-def test_killed_ranks_with_shards_go_on_bit_for_bit(tiny_llama_dir, tmp_path, whole_run, faults):
-    codes = exit_codes(fit, tiny_llama_dir, tmp_path, "fsdp", 2, num_ranks=2, faults=faults)
+def test_killed_ranks_with_shards_go_on_bit_for_bit(
+    even_llama_dir, tmp_path, uninterrupted, faults
+):
+    layout, wanted = uninterrupted
+    codes = exit_codes(fit, even_llama_dir, tmp_path, layout, num_ranks=2, faults=faults)
     assert 0 not in codes
-    found = finish(tiny_llama_dir, tmp_path)
-    for ours, theirs in zip(found, whole_run, strict=True):
+    found = finish(even_llama_dir, tmp_path, layout)
+    for ours, theirs in zip(found, wanted, strict=True):
         assert all(same(ours[part], value) for part, value in theirs.items())
-
-
-LAYOUTS = {"one": ("auto", 1), "ddp": ("ddp", 2), "fsdp": ("fsdp", 2)}
 
 
 class Loaded(Recorder):
@@ -86,7 +96,7 @@ def whole_weights(module):
 
 def go_on(model_dir, folder, layout, iterations, variant):
     """Train up to a number of iterations, from the file that is there."""
-    kind, ranks = LAYOUTS[layout]
+    strategy, ranks = LAYOUTS[layout]()
     module = ppo_module(
         model_dir,
         policy={"dtype": "float64", "lora": LoraConfig(rank=4) if variant == "lora" else None},
@@ -98,7 +108,7 @@ def go_on(model_dir, folder, layout, iterations, variant):
     run = trainer(
         folder,
         callbacks=[loaded, ActorEMA(decay=0.9)],
-        strategy=FSDP2Strategy() if kind == "fsdp" else kind,
+        strategy=strategy,
         devices=ranks,
         max_epochs=iterations,
     )
@@ -112,24 +122,40 @@ def go_on(model_dir, folder, layout, iterations, variant):
     return loaded.weights, ids, whole_weights(module)
 
 
-@pytest.mark.parametrize("variant", ["separate", "shared", "lora"])
-def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(tiny_gpt2_dir, tmp_path, variant):
-    """From each layout to each: the same weights, the same next responses, the same result."""
-    for first, (_, ranks) in LAYOUTS.items():
-        made = run_on_ranks(go_on, ranks, tiny_gpt2_dir, tmp_path / first, first, 2, variant)
-        outcomes = {}
-        for second, (_, others) in LAYOUTS.items():
-            folder = tmp_path / f"{first}-{second}"
-            shutil.copytree(tmp_path / first, folder)
-            found = run_on_ranks(go_on, others, tiny_gpt2_dir, folder, second, 3, variant)
-            for weights, _, _ in found:
-                assert all((weights[name] == made[0][2][name]).all() for name in weights)
-            outcomes[second] = (merged(found), found[0][2])
-        for ids, weights in outcomes.values():
-            assert ids == outcomes["one"][0]
-            for name, value in outcomes["one"][1].items():
-                found, wanted = torch.tensor(weights[name]), torch.tensor(value)
-                assert_close(found, wanted, rtol=0, atol=1e-8, msg=name)
+@pytest.mark.parametrize(
+    ("first", "second", "variant"),
+    [
+        ("one", "fsdp", "separate"),
+        ("one", "tensor", "lora"),
+        ("ddp", "one", "shared"),
+        ("ddp", "fsdp", "lora"),
+        ("fsdp", "one", "separate"),
+        ("fsdp", "ddp", "shared"),
+        ("fsdp", "tensor", "separate"),
+        ("tensor", "one", "separate"),
+        ("tensor", "fsdp", "lora"),
+    ],
+)
+def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(
+    even_llama_dir, tmp_path, first, second, variant
+):
+    """The same weights, the same next responses, and the result of never having changed."""
+    made = on_layout(even_llama_dir, tmp_path / first, first, 2, variant)
+    shutil.copytree(tmp_path / first, tmp_path / "other")
+    stayed = on_layout(even_llama_dir, tmp_path / first, first, 3, variant)
+    changed = on_layout(even_llama_dir, tmp_path / "other", second, 3, variant)
+    for weights, _, _ in changed:
+        assert all((weights[name] == made[0][2][name]).all() for name in weights)
+    assert merged(changed) == merged(stayed)
+    for name, value in stayed[0][2].items():
+        found, wanted = torch.tensor(changed[0][2][name]), torch.tensor(value)
+        assert_close(found, wanted, rtol=0, atol=1e-8, msg=name)
+
+
+def on_layout(model_dir, folder, layout, *arguments):
+    """What ``go_on`` returns on each rank."""
+    _, ranks = LAYOUTS[layout]()
+    return run_on_ranks(go_on, ranks, model_dir, folder, layout, *arguments)
 
 
 def merged(found):

@@ -19,7 +19,7 @@ from ppo_lightning.data.records.base import RecordSource
 from ppo_lightning.data.steps.share import Share
 from ppo_lightning.data.steps.step_loader import StepLoader
 from ppo_lightning.data.steps.supervised_datamodule import SupervisedDataModule
-from ppo_lightning.distributed import rank, world_size
+from ppo_lightning.distributed import num_replicas, replica
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.types import PromptBatch, TensorRecord
 
@@ -187,7 +187,7 @@ class SFTDataModule(SupervisedDataModule):
         """Return this rank's share of some held-out prompts, by their number; maybe none."""
         records = () if self.val_set is None else self.val_set.prompts
         tokenizer = self.reader.tokenizer
-        own = list(numbers)[rank() :: world_size()]
+        own = list(numbers)[replica() :: num_replicas()]
         ids = tokenize_all([records[number] for number in own], tokenizer)
         prompt_ids, prompt_mask = left_pad(ids, tokenizer.pad_token_id)
         places = torch.tensor(own, dtype=torch.long)
@@ -202,7 +202,7 @@ class SFTDataModule(SupervisedDataModule):
 
     def predict_dataloader(self) -> StepLoader[PromptBatch]:
         """Held-out prompts of this rank."""
-        size = self.val_batch_size * world_size()
+        size = self.val_batch_size * num_replicas()
         starts = range(0, max(self.num_prompts, 1), size)
 
         def make(epoch: int, step: int) -> PromptBatch:

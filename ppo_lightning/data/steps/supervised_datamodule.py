@@ -18,7 +18,7 @@ from ppo_lightning.data.records.formats import as_records
 from ppo_lightning.data.steps.base_datamodule import ValidationSwitch
 from ppo_lightning.data.steps.share import Share
 from ppo_lightning.data.steps.step_loader import StepLoader
-from ppo_lightning.distributed import rank, world_size
+from ppo_lightning.distributed import num_replicas, replica
 from ppo_lightning.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class SupervisedDataModule(ValidationSwitch):
         return self._order[self.seed, epoch][start : start + self.batch_size]
 
     def _step(self, epoch: int, step: int) -> Any:
-        own = self.step_numbers(epoch, step)[rank() :: world_size()]
+        own = self.step_numbers(epoch, step)[replica() :: num_replicas()]
         examples = [self.train_examples[number] for number in own]
         return self.make_batch(examples, epoch=epoch, step=step, num_steps=self.num_steps)
 
@@ -173,7 +173,7 @@ class SupervisedDataModule(ValidationSwitch):
         """Held-out examples of this rank, each once, in the order of the file."""
         if not self.val_examples:
             return []
-        own = list(range(rank(), len(self.val_examples), world_size()))
+        own = list(range(replica(), len(self.val_examples), num_replicas()))
         size = self.val_batch_size
         starts = range(0, len(own), size) if own else [0]  # Lightning refuses an empty loader
         pieces = [own[start : start + size] for start in starts]
