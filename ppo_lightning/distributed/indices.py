@@ -1,4 +1,4 @@
-"""Which rank owns which response of an iteration."""
+"""Which replica owns which response of an iteration."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import torch
 from torch import Tensor
 
 
-def owned_indices(total: int, *, rank: int, world_size: int) -> Tensor:
-    """Global numbers that a rank owns: ``rank``, ``rank + world_size`` and so on.
+def owned_indices(total: int, *, owner: int, owners: int) -> Tensor:
+    """Global numbers that a replica owns: ``owner``, ``owner + owners`` and so on.
 
-    Interleaved, so that ranks differ by one response at most, and the same response has the same
-    number (and random numbers) whatever the number of ranks.
+    Interleaved, so that they differ by one response at most, and the same response has the same
+    number (and random numbers) whatever the number of owners.
+
+    Args:
+        total: Responses of all.
+        owner: Number of the replica.
+        owners: Replicas.
 
     Returns:
         ``[N]`` long, ascending.
     """
-    return torch.arange(rank, total, world_size)
+    return torch.arange(owner, total, owners)

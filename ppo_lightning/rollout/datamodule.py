@@ -180,7 +180,7 @@ class RolloutDataModule(ValidationSwitch):
         total = num_prompts * self.buffer.responses_per_prompt
         # All ranks take all prompts, so that they agree on what a stream leaves out.
         taken = self.train_set.take(self.position, num_prompts, seed=self.seed)
-        indices = owned_indices(total, rank=replica(), world_size=num_replicas())
+        indices = owned_indices(total, owner=replica(), owners=num_replicas())
         groups = indices // self.buffer.responses_per_prompt
         batch = make_prompt_batch(
             taken,
@@ -211,7 +211,7 @@ class RolloutDataModule(ValidationSwitch):
         """Held-out prompts of this rank, each once."""
         if self.val_set is None:
             return []
-        owned = owned_indices(len(self.val_set), rank=replica(), world_size=num_replicas())
+        owned = owned_indices(len(self.val_set), owner=replica(), owners=num_replicas())
         # A rank without prompts yields one empty batch: Lightning refuses an empty loader.
         parts = torch.split(owned, self.val_batch_size)
         return HeldOutLoader([self._held_out_batch(part) for part in parts])

@@ -1,5 +1,6 @@
 """Two gloo processes with weights in shards (FSDP2): the result of a single process."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from ppo_lightning.callbacks import ActorEMA, ExportModel
 from ppo_lightning.cli.main import main
 from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
-from ppo_lightning.distributed import whole
+from ppo_lightning.distributed import rank, whole
 from ppo_lightning.errors import ConfigError, ModelError
 from ppo_lightning.models.tensor_parallel import split_layers
 from ppo_lightning.modules import FSDP2Strategy
@@ -204,3 +205,31 @@ def test_what_shards_do_not_go_with_is_refused_by_name(tiny_gpt2_dir, settings, 
     module = ppo_module(tiny_gpt2_dir, policy=policy, **settings)
     with pytest.raises(ConfigError, match=f"`{named}` cannot be used with weights in shards"):
         check_shardable(module.policy, module.optimizer_config, module.engine)
+
+
+def uneven(model_dir, folder, ranks):
+    """One rank's responses may have one token, the other's eight; it has fewer prompts as well."""
+    module = ppo_module(model_dir, sampling={"max_new_tokens": 8})
+    engine = module.engine
+
+    def generate(model, prompts, *, sampling, **settings):
+        short = replace(sampling, max_new_tokens=8 if rank() else 1)
+        return NativeEngine.generate(engine, model, prompts, sampling=short, **settings)
+
+    engine.generate = generate
+    recorder = fit(
+        folder,
+        module,
+        data_module(buffer={"num_prompts": 5, "num_minibatches": 2}),
+        strategy=strategy(ranks),
+        devices=ranks,
+        enable_checkpointing=False,
+    )
+    longest = max(max(map(len, c.completions.response_ids)) for c in recorder.collected)
+    return longest, [s.steps_taken for s in recorder.stats]
+
+
+def test_t46_ranks_may_decode_for_different_numbers_of_steps(tiny_gpt2_dir, tmp_path):
+    first, second = run_on_ranks(uneven, 2, tiny_gpt2_dir, tmp_path, 2)
+    assert first == (1, [4.0, 4.0, 4.0])
+    assert second == (8, [4.0, 4.0, 4.0])

@@ -15,6 +15,7 @@ from tests.helpers.mutations import (
     reward_model,
     rewards,
     sampling,
+    scale,
     sft,
     shaping,
     training,
@@ -37,6 +38,7 @@ MUTATIONS = (
     *chain.MUTATIONS,
     *vllm.MUTATIONS,
     *packing.MUTATIONS,
+    *scale.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

@@ -124,7 +124,7 @@ MUTATIONS = (
         "T50",
         "rollout/datamodule.py",
         "taken = self.train_set.take(self.position, num_prompts, seed=self.seed)",
-        "taken = self.train_set.take(self.position, num_prompts, seed=self.seed + rank())",
+        "taken = self.train_set.take(self.position, num_prompts, seed=self.seed + replica())",
         f"{MODULE}test_t50_ranks_agree_on_what_a_stream_leaves_out",
     ),
     fault(

@@ -104,7 +104,7 @@ MUTATIONS = (
     fault(
         "T38",  # DDP waits for parameters that the first of two backward passes does not reach
         "modules/update.py",
-        "not apart or shares_gradients()",
+        "not apart or shares_gradients(self.networks.parameters())",
         "not apart",
         "unit/modules/test_update.py::test_networks_that_share_nothing_go_backward_in_turn",
     ),

@@ -80,8 +80,8 @@ MUTATIONS = (
     fault(
         "T50",
         "rollout/datamodule.py",
-        "indices = owned_indices(total, rank=rank(), world_size=world_size())",
-        "indices = owned_indices(total, rank=0, world_size=world_size())",
+        "indices = owned_indices(total, owner=replica(), owners=num_replicas())",
+        "indices = owned_indices(total, owner=0, owners=num_replicas())",
         "unit/rollout/test_datamodule.py::test_t50_ranks_share_out_the_same_responses",
     ),
     fault(

@@ -57,14 +57,14 @@ MUTATIONS = (
     fault(  # each part a mean of its own
         "T39",
         "modules/supervised.py",
-        "self.manual_backward(loss * (world_size() / max(count, 1.0)))",
+        "self.manual_backward(loss * (num_replicas() / max(count, 1.0)))",
         "self.manual_backward(loss / max(float(found[self.sums[0]]) + 1, 1.0))",
         "integration/test_sft.py::test_t38_cut_and_packing_leave_the_step_alone",
     ),
     fault(  # the average of DDP taken for a sum
         "T39",
         "modules/supervised.py",
-        "self.manual_backward(loss * (world_size() / max(count, 1.0)))",
+        "self.manual_backward(loss * (num_replicas() / max(count, 1.0)))",
         "self.manual_backward(loss * (1 / max(count, 1.0)))",
         "distributed/test_sft_ranks.py::test_t39_t40_two_ranks_give_the_weights_and_rows_of_one",
     ),

@@ -42,7 +42,7 @@ MUTATIONS = (
     fault(
         "T39",
         "modules/update.py",
-        "tokens, sequences = (all_reduce_sum(own) / world_size()).tolist()",
+        "tokens, sequences = (all_reduce_sum(own) / num_replicas()).tolist()",
         "tokens, sequences = all_reduce_sum(own).tolist()",
         "unit/modules/test_update.py::test_t39_averaged_gradients_of_two_ranks_are_those_of_one",
     ),

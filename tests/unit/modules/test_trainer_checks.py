@@ -93,7 +93,7 @@ def test_strategies_that_are_not_there_are_refused_by_name(strategy):
         check_trainer(stand_in(strategy=strategy()))
 
 
-def test_the_first_generation_of_fsdp_is_refused_with_the_word_for_the_second():
+def test_t48_the_first_generation_of_fsdp_is_refused_with_the_word_for_the_second():
     with pytest.raises(ConfigError, match=r"FSDPStrategy.*`fsdp` \(in Python `FSDP2Strategy\(\)`"):
         check_trainer(stand_in(strategy=FSDPStrategy()))
 

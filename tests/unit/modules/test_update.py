@@ -172,7 +172,7 @@ def test_t39_averaged_gradients_of_two_ranks_are_those_of_one(networks, monkeypa
     mask = whole.sequences.response_mask
     counts = torch.tensor([mask.sum(), mask.any(1).sum()]).double()
     monkeypatch.setattr(update, "all_reduce_sum", lambda own: counts)
-    monkeypatch.setattr(update, "world_size", lambda: 2)
+    monkeypatch.setattr(update, "num_replicas", lambda: 2)
     parts = [
         gradients(networks, whole.select(rows), aggregation=aggregation)[1]
         for rows in (torch.tensor([0]), torch.tensor([3, 1, 2]))
@@ -210,7 +210,7 @@ def test_networks_that_share_nothing_go_backward_in_turn(tiny_llama_dir, monkeyp
     assert_close(found.loss, expected.loss)
     actor, everything = len(list(networks.actor_parameters())), len(gradients_expected)
     assert reached == ([actor, everything] if kind == "separate" else [everything])
-    monkeypatch.setattr(update, "shares_gradients", lambda: True)
+    monkeypatch.setattr(update, "shares_gradients", lambda parameters: True)
     assert measured("in_turn")[0] == [everything]
 
 

@@ -97,9 +97,9 @@ def test_t50_ranks_share_out_the_same_responses(tiny_llama_dir, monkeypatch):
     buffer = {"num_prompts": 5, "num_minibatches": 2}
     (alone,) = iterate(attached(tiny_llama_dir, buffer=buffer))
     found = {}
-    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
+    monkeypatch.setattr(datamodule, "num_replicas", lambda: 2)
     for rank in (0, 1):
-        monkeypatch.setattr(datamodule, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(datamodule, "replica", lambda rank=rank: rank)
         (batch,) = iterate(attached(tiny_llama_dir, buffer=buffer))
         texts = [record.text for record in batch.records]
         for row in zip(batch.indices.tolist(), batch.keys.tolist(), texts, strict=True):
@@ -270,10 +270,10 @@ def test_t52_a_stream_goes_on_with_the_next_prompts_whatever_it_left_out(tiny_ll
 def test_t50_ranks_agree_on_what_a_stream_leaves_out(tiny_llama_dir, stream, monkeypatch):
     buffer = {"num_prompts": 5, "num_minibatches": 2}
     whole = iterate(streamed(tiny_llama_dir, stream, buffer=buffer), 3)
-    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
+    monkeypatch.setattr(datamodule, "num_replicas", lambda: 2)
     found, positions = {}, []
     for rank in (0, 1):
-        monkeypatch.setattr(datamodule, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(datamodule, "replica", lambda rank=rank: rank)
         data = streamed(tiny_llama_dir, stream, buffer=buffer)
         for number, batch in enumerate(iterate(data, 3)):
             rows = zip(batch.indices.tolist(), batch.records, strict=True)
@@ -329,8 +329,8 @@ def test_held_out_prompts_come_once_each_with_the_same_keys_every_time(tiny_llam
 
 
 def test_t50_a_rank_without_held_out_prompts_has_one_empty_batch(tiny_llama_dir, monkeypatch):
-    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
-    monkeypatch.setattr(datamodule, "rank", lambda: 1)
+    monkeypatch.setattr(datamodule, "num_replicas", lambda: 2)
+    monkeypatch.setattr(datamodule, "replica", lambda: 1)
     batches = list(attached(tiny_llama_dir, val_prompts=["no"]).val_dataloader())
     assert [len(batch) for batch in batches] == [0]
 

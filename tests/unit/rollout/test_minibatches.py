@@ -30,14 +30,14 @@ def test_t40_sizes_that_do_not_divide(ranks):
     assert sorted(len(piece) for piece in whole) == [1, 2, 2, 2]
     merged = [set() for _ in whole]
     for rank in range(ranks):
-        owned = owned_indices(7, rank=rank, world_size=ranks)
+        owned = owned_indices(7, owner=rank, owners=ranks)
         for piece, rows in zip(merged, cut(7, rank=rank, ranks=ranks), strict=True):
             piece |= set(owned[rows].tolist())
     assert merged == whole
 
 
 def cut(total, *, rank, ranks):
-    indices = owned_indices(total, rank=rank, world_size=ranks)
+    indices = owned_indices(total, owner=rank, owners=ranks)
     return minibatch_rows(indices, num_responses=total, num_minibatches=4, key=5)
 
 

@@ -1,0 +1,76 @@
+"""Weights in shards, and layers cut over ranks."""
+
+from tests.helpers.mutations.base import fault
+
+_SHARDED = "distributed/test_sharded.py::"
+_SHARDS = "unit/distributed/test_shards.py::"
+_RESUME = "distributed/test_sharded_resume.py::"
+_ONE = _SHARDED + "test_t47_t48_t49_shards_give_the_result_of_one_process"
+_TENSOR = _SHARDED + "test_t48_tensor_parallel_gives_the_result_of_one_process"
+_TWO = _SHARDED + "test_t48_shards_in_two_dimensions_give_the_result_of_one_process"
+
+MUTATIONS = (
+    fault(
+        "T46",
+        "modules/collection.py",
+        "with gathered(self.networks.actor):",
+        "with gathered():",
+        _SHARDED + "test_t46_ranks_may_decode_for_different_numbers_of_steps",
+    ),
+    fault(
+        "T47",
+        "distributed/shards.py",
+        "            part.reshard()\n",
+        "            pass\n",
+        _SHARDS + "test_t47_weights_are_whole_inside_and_shares_afterwards",
+    ),
+    fault(
+        "T48",
+        "models/scoring.py",
+        "return torch.zeros_like(door), grads[0]",
+        "return torch.zeros_like(door), grads[0] * 2",
+        _ONE,
+    ),
+    fault(
+        "T48",
+        "modules/optim.py",
+        "norm.double().square() / copies for",
+        "norm.double().square() for",
+        _TENSOR,
+    ),
+    fault(
+        "T48",
+        "distributed/shards.py",
+        "parts *= 1 if place.is_replicate() else mesh.size(dimension)",
+        "parts *= mesh.size(dimension) if place.is_shard() else 1",
+        _TWO,
+    ),
+    fault(
+        "T48",
+        "metrics/accumulators.py",
+        "process_group or replica_group()",
+        "process_group",
+        _TENSOR,
+    ),
+    fault(
+        "T49",
+        "modules/optim.py",
+        "sum_over_ranks(torch.stack(squares).sum())",
+        "torch.stack(squares).sum()",
+        _ONE,
+    ),
+    fault(
+        "T51",
+        "modules/training_state.py",
+        "local(own[name]).copy_(weight)",
+        "local(own[name])",
+        _RESUME + "test_t42_ranks_with_shards_decide_and_stay_alike",
+    ),
+    fault(
+        "T51",
+        "distributed/shards.py",
+        "return found.cpu() if keep else",
+        "return found.cpu() * 2 if keep else",
+        _RESUME + "test_t51_a_run_goes_on_under_another_strategy_on_other_ranks",
+    ),
+)
