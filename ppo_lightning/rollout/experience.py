@@ -139,15 +139,9 @@ def score_with_networks(
             "final_values": ours.final_values,
         }
 
-    return NetworkScores(
-        **score_in_parts(
-            sequences,
-            score,
-            max_tokens=max_tokens,
-            packed=networks.packs(sequences),
-            in_step=is_sharded(networks),
-        )
-    )
+    packed, in_step = networks.packs(sequences), is_sharded(networks)
+    found = score_in_parts(sequences, score, max_tokens=max_tokens, packed=packed, in_step=in_step)
+    return NetworkScores(**found)
 
 
 def finite_scores(networks: NetworkScores) -> tuple[NetworkScores, Tensor]:
