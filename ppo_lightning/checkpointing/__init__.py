@@ -9,6 +9,13 @@ from ppo_lightning.checkpointing.contents import (
 from ppo_lightning.checkpointing.export import export_actor, export_critic, export_supervised
 from ppo_lightning.checkpointing.files import remove_leftovers, write_checkpoint
 from ppo_lightning.checkpointing.find import Newest, newest_good, why_not
+from ppo_lightning.checkpointing.parts import (
+    Stored,
+    is_in_parts,
+    made_whole,
+    read_parts,
+    write_parts,
+)
 from ppo_lightning.checkpointing.reading import read_checkpoint, why_not_lightnings
 from ppo_lightning.checkpointing.rebuild import load_actor, load_critic
 from ppo_lightning.checkpointing.snapshots import Snapshot, SnapshotStore, Storage, copied
@@ -25,21 +32,26 @@ __all__ = [
     "Snapshot",
     "SnapshotStore",
     "Storage",
+    "Stored",
     "SupervisedModels",
     "checkpoint_kind",
     "copied",
     "export_actor",
     "export_critic",
     "export_supervised",
+    "is_in_parts",
     "load_actor",
     "load_critic",
     "load_supervised",
+    "made_whole",
     "newest_good",
     "read_checkpoint",
     "read_models",
+    "read_parts",
     "read_supervised",
     "remove_leftovers",
     "why_not",
     "why_not_lightnings",
     "write_checkpoint",
+    "write_parts",
 ]

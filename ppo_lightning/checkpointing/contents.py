@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from ppo_lightning.checkpointing.entry import KEY, PPO
+from ppo_lightning.checkpointing.parts import made_whole
 from ppo_lightning.checkpointing.reading import read_checkpoint
 from ppo_lightning.configs import (
     CriticConfig,
@@ -130,7 +131,7 @@ def read_whole(path: Path) -> Mapping[str, Any]:
         CheckpointError: No such file, or it is none.
     """
     try:
-        checkpoint = read_checkpoint(path)
+        checkpoint: Mapping[str, Any] = made_whole(read_checkpoint(path))
     except CheckpointError as error:
         raise CheckpointError(f"the checkpoint `{path}` {error}.") from error
     if "state_dict" not in checkpoint:

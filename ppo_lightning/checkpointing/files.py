@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from ppo_lightning.io import open_atomic
 
 # What `open_atomic` calls an unfinished checkpoint, and a snapshot to go back to.
 _UNFINISHED = (".*.ckpt.*.tmp", ".after_*_iterations.rank_*.pt.*.tmp")
+_FORMER = ".*.ckpt.*.old"  # a checkpoint in parts that another has just taken the name from
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -98,11 +100,40 @@ def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
     Returns:
         What was deleted.
     """
+    folders = list(folders)
+    for former in {path for f in folders for path in f.rglob(_FORMER)}:
+        _put_back(former)
     found = {path for f in folders for pattern in _UNFINISHED for path in f.rglob(pattern)}
     return [path for path in sorted(found) if _removed(path)]
 
 
+def _put_back(former: Path) -> None:
+    """Give a checkpoint its name back if the next one never got it; else it goes."""
+    target = former.with_name(former.name[1:].rsplit(".", 2)[0])
+    if not target.exists():
+        former.rename(target)
+    elif former.is_dir():
+        shutil.rmtree(former, ignore_errors=True)
+    else:
+        former.unlink(missing_ok=True)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
 def _removed(path: Path) -> bool:
+    if path.is_dir():  # of a checkpoint in parts
+        parts = [part for part in path.iterdir() if part.is_file()]
+        if any(_is_locked(part) for part in parts):
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+        return True
     # For writing, though nothing is written: NFS gives an exclusive lock to no other.
     with suppress(OSError), open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

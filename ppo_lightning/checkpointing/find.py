@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_lightning.checkpointing.entry import KEY
+from ppo_lightning.checkpointing.parts import is_in_parts
 from ppo_lightning.checkpointing.reading import read_checkpoint
 from ppo_lightning.errors import CheckpointError
 
@@ -59,7 +60,7 @@ def _newest_first(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Files by the time they were written; of one time, ``last.ckpt`` comes first."""
     found = {path for folder in folders for path in Path(folder).rglob("*.ckpt")}
     # A link whose file is gone (`save_last: link`, killed between two files) is no file.
-    files = [path for path in found if path.is_file()]
+    files = [path for path in found if path.is_file() or is_in_parts(path)]
     return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ppo_lightning.checkpointing.parts import is_in_parts, read_parts
 from ppo_lightning.errors import CheckpointError, first_line
 
 _NO_ARCHIVE = "it is no file that `torch.save` has written, or is cut short"
@@ -19,12 +20,15 @@ _SHARDS = ".metadata"  # what a folder of torch's distributed checkpoints holds
 def read_checkpoint(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Return what a checkpoint file holds; tensors are mapped, so this takes no time or memory.
 
-    Only tensors and plain containers are taken from it.
+    Only tensors and plain containers are taken from it; of a checkpoint in parts, ``Stored`` stands
+    for tensors that lie in them.
 
     Raises:
         CheckpointError: No such file, or not one that can be read; in words that follow its name.
     """
     path = Path(path)
+    if is_in_parts(path):
+        return read_parts(path)
     if not path.is_file():
         raise CheckpointError("is a folder, not a file" if path.is_dir() else "does not exist")
     if not zipfile.is_zipfile(path):  # torch would talk of formats and flags
@@ -44,7 +48,7 @@ def why_not_lightnings(path: str | os.PathLike[str]) -> str | None:
 
     It may be of any module: what is more than tensors and plain values is left to Lightning.
     """
-    if (Path(path) / _SHARDS).is_file():
+    if (Path(path) / _SHARDS).is_file():  # another module's
         return None
     try:
         content = read_checkpoint(path)

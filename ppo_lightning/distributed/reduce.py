@@ -69,6 +69,11 @@ def replica() -> int:
     return dist.get_rank(_replicas) if is_distributed() else 0
 
 
+def peer() -> int:
+    """Number of this rank among those that hold its replica between them, from 0."""
+    return 0 if _peers is None else dist.get_rank(_peers)
+
+
 def num_replicas() -> int:
     """Number of replicas; of processes, unless some hold a model between them."""
     return dist.get_world_size(_replicas) if is_distributed() else 1

@@ -119,12 +119,24 @@ def placed_like(value: Tensor, like: Any) -> Tensor:
         return value
     if value.shape != like.shape:
         return as_shard(value.to(like.device), like)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh, placements = like.device_mesh, like.placements
-    size, offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    offset, size = local_block(like)
     part = value[tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
     return as_shard(part.to(like.device, copy=True), like)
+
+
+def local_block(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Say where this rank's part of a tensor in shards lies in the whole: offset and size."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    size, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(offset), tuple(size)
+
+
+def spans_peers(tensor: Any) -> bool:
+    """Whether ranks that hold a model between them have different parts of a tensor in shards."""
+    return bool(tensor.device_mesh.ndim > 1)
 
 
 def as_shard(part: Tensor, like: DTensor) -> Tensor:

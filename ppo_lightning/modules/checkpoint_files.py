@@ -16,7 +16,15 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from ppo_lightning.checkpointing import Newest, newest_good, why_not, write_checkpoint
+from ppo_lightning.checkpointing import (
+    Newest,
+    is_in_parts,
+    made_whole,
+    newest_good,
+    read_parts,
+    why_not,
+    write_checkpoint,
+)
 from ppo_lightning.distributed import any_rank, gather_from_ranks
 from ppo_lightning.errors import CheckpointError
 
@@ -38,6 +46,9 @@ class CheckpointFiles(TorchCheckpointIO):
 
     @override
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not _is_remote(path) and is_in_parts(path):
+            found: dict[str, Any] = made_whole(read_parts(path))
+            return found
         try:
             return super().load_checkpoint(path, *args, **kwargs)
         except Exception as error:

@@ -13,11 +13,12 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from ppo_lightning.checkpointing import is_in_parts, made_whole, read_parts, write_parts
 from ppo_lightning.configs import OptimizerConfig, PolicyConfig
 from ppo_lightning.configs.checks import require_at_least
-from ppo_lightning.distributed import placed_like, use_replicas, whole_on_cpu
+from ppo_lightning.distributed import use_replicas, whole_on_cpu
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.modules.placing import states_placed
+from ppo_lightning.modules.placing import brought, states_placed
 from ppo_lightning.rollout import RolloutEngine
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ class FSDP2Strategy(ModelParallelStrategy):
     """Cut weights, gradients and moments over all ranks (FSDP2): ``trainer.strategy: fsdp``.
 
     A block is put together where it is computed; the whole actor, for a rollout. Checkpoints are
-    files with all weights in one piece, as those of every other strategy: a run may go on from one
-    with another strategy, or another number of ranks.
+    files with all weights in one piece, as those of every other strategy, unless asked otherwise: a
+    run may go on from one with another strategy, or another number of ranks.
 
     Args:
         tensor_parallel_size: Ranks that hold a model between them, each a part of every layer
             (tensor parallel); they take the same responses. On one machine, best.
+        sharded_checkpoints: Write checkpoints in parts: a folder to which every rank writes its
+            share, so that none needs the room for all weights. Every strategy reads both kinds.
         process_group_backend: ``nccl`` or ``gloo``; None takes what suits the device.
         timeout: Longest wait for another rank.
     """
@@ -41,10 +44,12 @@ class FSDP2Strategy(ModelParallelStrategy):
     def __init__(
         self,
         tensor_parallel_size: int = 1,
+        sharded_checkpoints: bool = False,
         process_group_backend: str | None = None,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
         require_at_least("tensor_parallel_size", tensor_parallel_size, 1)
+        self.sharded_checkpoints = sharded_checkpoints
         super().__init__(
             tensor_parallel_size=tensor_parallel_size,
             process_group_backend=process_group_backend,
@@ -97,7 +102,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         assert module is not None
         own = module.state_dict()
         weights = {
-            name: placed_like(weight, own[name]) if name in own else weight
+            name: brought(weight, own[name]) if name in own else weight
             for name, weight in checkpoint["state_dict"].items()
         }
         module.load_state_dict(weights, strict=strict)
@@ -118,12 +123,21 @@ class FSDP2Strategy(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        found = whole_on_cpu(checkpoint, keep=self.is_global_zero)
-        Strategy.save_checkpoint(self, found, self.broadcast(filepath), storage_options)
+        path = self.broadcast(filepath)
+        if self.sharded_checkpoints:
+            write_parts(checkpoint, path)
+        else:
+            found = whole_on_cpu(checkpoint, keep=self.is_global_zero)
+            Strategy.save_checkpoint(self, found, path, storage_options)
 
     @override
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        return Strategy.load_checkpoint(self, self.broadcast(checkpoint_path), weights_only)
+        path = self.broadcast(checkpoint_path)
+        if not is_in_parts(path):
+            return Strategy.load_checkpoint(self, path, weights_only)
+        # Weights and moments are read when it is known which part of them is this rank's.
+        cut = ("state_dict", "optimizer_states")
+        return {k: v if k in cut else made_whole(v) for k, v in read_parts(path).items()}
 
 
 def mesh_of(trainer: Any) -> DeviceMesh | None:

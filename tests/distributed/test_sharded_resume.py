@@ -29,6 +29,15 @@ LAYOUTS = {
     "ddp": lambda: ("ddp", 2),
     "fsdp": lambda: (FSDP2Strategy(), 2),
     "tensor": lambda: (FSDP2Strategy(tensor_parallel_size=2), 2),
+    "parts": lambda: (FSDP2Strategy(sharded_checkpoints=True), 2),
+    "tensor-parts": lambda: (
+        FSDP2Strategy(tensor_parallel_size=2, sharded_checkpoints=True),
+        2,
+    ),
+    "four-parts": lambda: (
+        FSDP2Strategy(tensor_parallel_size=2, sharded_checkpoints=True),
+        4,
+    ),
 }
 
 
@@ -57,7 +66,7 @@ def finish(model_dir, folder, layout):
     return [torch.load(folder / f"final{number}.pt") for number in (0, 1)]
 
 
-@pytest.fixture(scope="module", params=["fsdp", "tensor"])
+@pytest.fixture(scope="module", params=["fsdp", "tensor", "parts"])
 def uninterrupted(request, even_llama_dir, tmp_path_factory):
     """A layout, and what each rank leaves of a run that is never stopped."""
     folder = tmp_path_factory.mktemp("uninterrupted")
@@ -134,6 +143,11 @@ def go_on(model_dir, folder, layout, iterations, variant):
         ("fsdp", "tensor", "separate"),
         ("tensor", "one", "separate"),
         ("tensor", "fsdp", "lora"),
+        ("parts", "one", "separate"),
+        ("parts", "ddp", "lora"),
+        ("tensor-parts", "fsdp", "shared"),
+        ("fsdp", "tensor-parts", "separate"),
+        ("four-parts", "parts", "separate"),
     ],
 )
 def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(
