@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import lightning.pytorch as pl
+import numpy
 import pytest
 import torch
 from torch.testing import assert_close
@@ -16,9 +17,11 @@ from ppo_lightning.distributed import (
     any_rank,
     gather_objects,
     rank,
+    whole,
 )
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import whiten
+from ppo_lightning.modules import FSDP2Strategy
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
 
@@ -97,7 +100,10 @@ def test_prompts_that_stay_together_do_so_on_two_ranks(tiny_model_dir, tmp_path,
         assert_close(found, torch.tensor(value), rtol=0, atol=atol, msg=name)
 
 
-def kl_over_the_limit_on_one_rank(model_dir, folder):
+STRATEGIES = {"ddp": lambda: "ddp", "fsdp": FSDP2Strategy}
+
+
+def kl_over_the_limit_on_one_rank(model_dir, folder, strategy):
     """Only rank 0's tokens move: its advantages are made large, rank 1's are zero."""
     module = ppo_module(model_dir, ppo={"target_kl": 1e-4}, actor=GroupConfig(lr=3e-3))
     collect = module.collect
@@ -108,15 +114,27 @@ def kl_over_the_limit_on_one_rank(model_dir, folder):
         return replace(experience, advantages=experience.advantages * factor)
 
     module.collect = lopsided
-    recorder = fit(
-        folder, module, data_module(), strategy="ddp", devices=2, enable_checkpointing=False
-    )
+    recorder = fit_on_two(folder, module, strategy)
     grads = [p.grad is None for p in module.parameters()]
     return [(s.kl_stopped, s.steps_taken, s.steps_skipped_kl) for s in recorder.stats], all(grads)
 
 
-def test_t42_ranks_stop_together(tiny_llama_dir, tmp_path):
-    first, second = run_on_ranks(kl_over_the_limit_on_one_rank, 2, tiny_llama_dir, tmp_path)
+def fit_on_two(folder, module, strategy, **options):
+    return fit(
+        folder,
+        module,
+        data_module(),
+        strategy=STRATEGIES[strategy](),
+        devices=2,
+        enable_checkpointing=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_t42_ranks_stop_together(tiny_llama_dir, tmp_path, strategy):
+    found = run_on_ranks(kl_over_the_limit_on_one_rank, 2, tiny_llama_dir, tmp_path, strategy)
+    first, second = found
     assert first == second
     decisions, cleared = first
     assert any(stopped for stopped, _, _ in decisions)
@@ -124,20 +142,29 @@ def test_t42_ranks_stop_together(tiny_llama_dir, tmp_path):
     assert cleared
 
 
-def poisoned_on_one_rank(model_dir, folder):
+def poisoned_on_one_rank(model_dir, folder, strategy):
     """Rank 1's loss is not finite at its second update."""
     module = ppo_module(model_dir)
-    PoisonedAt(module, calls={2} if os.environ["RANK"] == "1" else set())
-    recorder = fit(
-        folder, module, data_module(), strategy="ddp", devices=2, enable_checkpointing=False
-    )
-    finite = all(p.isfinite().all() for p in module.parameters())
-    values = {name: value.numpy() for name, value in parameters(module).items()}
+    poison = Poison({2} if os.environ["RANK"] == "1" else set())
+    recorder = fit_on_two(folder, module, strategy, callbacks=[poison])
+    values = {name: whole(value).numpy() for name, value in parameters(module).items()}
+    finite = all(numpy.isfinite(value).all() for value in values.values())
     return [s.steps_skipped_nonfinite for s in recorder.stats], bool(finite), values
 
 
-def test_t42_ranks_skip_together(tiny_llama_dir, tmp_path):
-    first, second = run_on_ranks(poisoned_on_one_rank, 2, tiny_llama_dir, tmp_path)
+class Poison(pl.Callback):
+    """Makes the loss of chosen updates not finite once the networks are there."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def on_fit_start(self, trainer, pl_module):
+        PoisonedAt(pl_module, calls=self.calls)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_t42_ranks_skip_together(tiny_llama_dir, tmp_path, strategy):
+    first, second = run_on_ranks(poisoned_on_one_rank, 2, tiny_llama_dir, tmp_path, strategy)
     assert first[:2] == second[:2] == ([1, 0, 0], True)
     assert all((first[2][name] == second[2][name]).all() for name in first[2])
 
@@ -182,21 +209,15 @@ class StopOnOneRank(pl.Callback):
             trainer.should_stop = True
 
 
-def stopped_by_one_rank(model_dir, folder):
-    recorder = fit(
-        folder,
-        ppo_module(model_dir),
-        data_module(),
-        strategy="ddp",
-        devices=2,
-        enable_checkpointing=False,
-        callbacks=[StopOnOneRank()],
-    )
+def stopped_by_one_rank(model_dir, folder, strategy):
+    recorder = fit_on_two(folder, ppo_module(model_dir), strategy, callbacks=[StopOnOneRank()])
     return [s.steps_taken for s in recorder.stats]
 
 
-def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(tiny_llama_dir, tmp_path):
-    assert run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path) == [[2.0], [2.0]]
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(tiny_llama_dir, tmp_path, strategy):
+    found = run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path, strategy)
+    assert found == [[2.0], [2.0]]
 
 
 def strict_review(model_dir, folder):
