@@ -153,10 +153,10 @@ def run(
         chat=False,
         seed=given.seed,
     )
-    bare = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    bare: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
+    bare |= {"enable_progress_bar": False, "devices": 1}
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1,
         precision=given.precision,
         max_epochs=given.iters,
         default_root_dir=folder / "run",
