@@ -13,6 +13,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "ModelError",
+    "RankError",
     "RewardError",
     "RolloutError",
     "UpdateError",
@@ -36,6 +37,10 @@ class CheckpointError(ValueError):
 
 class RolloutError(RuntimeError):
     """An engine outside this process that failed, took too long, or has other weights."""
+
+
+class RankError(RuntimeError):
+    """Another rank of the run is gone, stopped or failed, and this one cannot go on."""
 
 
 class UpdateError(RuntimeError):

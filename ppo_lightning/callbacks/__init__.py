@@ -23,6 +23,7 @@ from ppo_lightning.callbacks.value_warmup import ValueWarmup
 from ppo_lightning.modules.export_model import ExportModel
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
 from ppo_lightning.modules.score_report import ScoreReport
+from ppo_lightning.modules.watchdog import Watchdog
 
 __all__ = [
     "ActorEMA",
@@ -50,6 +51,7 @@ __all__ = [
     "StageTime",
     "Throughput",
     "ValueWarmup",
+    "Watchdog",
     "changes_of",
     "changes_table",
     "pair_answers",

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ppo_lightning.distributed import fault_point
+from ppo_lightning.distributed import fault_point, pulse
 from ppo_lightning.errors import CheckpointError
 from ppo_lightning.io import open_atomic
 
@@ -58,6 +58,7 @@ class _Watched:
 
     def write(self, data: Any) -> int:
         fault_point("checkpoint_write")
+        pulse.beat()
         return self.file.write(data)
 
     def flush(self) -> None:

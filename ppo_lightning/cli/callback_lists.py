@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ppo_lightning.callbacks import CheckpointRollback
+from ppo_lightning.callbacks import CheckpointRollback, Watchdog
 from ppo_lightning.callbacks.controller import Steering
 
 _PACKAGE = __name__.partition(".")[0]
@@ -47,4 +47,4 @@ def _stands_for(callback: Any, other: Any) -> bool:
         return False
     if isinstance(callback, Steering):
         return any(dial in other.steers for dial in callback.steers)
-    return isinstance(callback, CheckpointRollback)
+    return isinstance(callback, CheckpointRollback | Watchdog)

@@ -21,6 +21,7 @@ from ppo_lightning.errors import (
     ConfigError,
     DataError,
     ModelError,
+    RankError,
     RewardError,
     RolloutError,
     UpdateError,
@@ -48,11 +49,15 @@ EXPECTED_ERRORS = (
     ConfigError,
     DataError,
     ModelError,
+    RankError,
     RewardError,
     RolloutError,
     UpdateError,
 )
 """They say what the user can do; anything else is told with its traceback."""
+
+LOST_RANK = 75
+"""Exit code of a run that has lost a rank; the one of its watchdog."""
 
 _LIGHTNING_SAYS = "Early stopping conditioned on metric"  # and then which metrics there are
 
@@ -78,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None takes those of the process.
 
     Returns:
-        Exit code: 0, 2 for an error that the user can mend, 130 after Ctrl-C, 141 where nobody
+        Exit code: 0, 2 for an error that the user can mend, 75 for a run that has lost a
+        rank, 130 after Ctrl-C, 141 where nobody
         reads on (``ppo-lightning --help | head``).
     """
     try:
@@ -109,7 +115,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if debug or told is None:
             raise
         print(f"ppo-lightning: {told}", file=sys.stderr)
-        return 2
+        return LOST_RANK if isinstance(error, RankError) else 2
 
 
 def is_expected(error: BaseException) -> bool:

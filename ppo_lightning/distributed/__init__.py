@@ -1,7 +1,10 @@
 """What spans ranks: sums, agreed decisions, and who owns which response."""
 
+from ppo_lightning.distributed.beats import Beat, Finding, Seen, judge
 from ppo_lightning.distributed.faults import fault_point
+from ppo_lightning.distributed.heartbeat import Heartbeat, open_store
 from ppo_lightning.distributed.indices import owned_indices
+from ppo_lightning.distributed.progress import BETWEEN, START, Pulse, pulse
 from ppo_lightning.distributed.reduce import (
     all_reduce_max,
     all_reduce_sum,
@@ -36,8 +39,18 @@ from ppo_lightning.distributed.shards import (
     whole,
     whole_on_cpu,
 )
+from ppo_lightning.distributed.watch import LOST_RANK, Watch
 
 __all__ = [
+    "BETWEEN",
+    "LOST_RANK",
+    "START",
+    "Beat",
+    "Finding",
+    "Heartbeat",
+    "Pulse",
+    "Seen",
+    "Watch",
     "all_reduce_max",
     "all_reduce_sum",
     "any_rank",
@@ -49,6 +62,7 @@ __all__ = [
     "is_distributed",
     "is_shard",
     "is_sharded",
+    "judge",
     "lies_in_rows",
     "local",
     "local_block",
@@ -56,9 +70,11 @@ __all__ = [
     "max_over_ranks",
     "num_copies",
     "num_replicas",
+    "open_store",
     "owned_indices",
     "peer",
     "placed_like",
+    "pulse",
     "rank",
     "replica",
     "replica_group",

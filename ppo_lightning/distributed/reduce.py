@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppo_lightning.distributed.progress import pulse
 from ppo_lightning.distributed.shards import is_shard
 
 T = TypeVar("T")
@@ -95,9 +96,10 @@ def all_reduce_max(values: Tensor) -> Tensor:
 
 def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
     reduced = values.detach().clone()
-    dist.all_reduce(reduced, op=op, group=_replicas)
-    if _peers is not None:  # the order of sums may differ: what is decided on them must not
-        dist.broadcast(reduced, group=_peers, group_src=0)
+    with pulse.waiting():
+        dist.all_reduce(reduced, op=op, group=_replicas)
+        if _peers is not None:  # the order of sums may differ: what is decided on them must not
+            dist.broadcast(reduced, group=_peers, group_src=0)
     return reduced
 
 
@@ -106,7 +108,8 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if not is_distributed():
         return values
     reduced = values.detach().clone()
-    dist.all_reduce(reduced)
+    with pulse.waiting():
+        dist.all_reduce(reduced)
     return reduced
 
 
@@ -115,8 +118,9 @@ def max_over_ranks(number: int, device: torch.device) -> int:
     if not is_distributed():
         return number
     found = torch.tensor(number, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return int(found)
+    with pulse.waiting():  # on a GPU it is the second line that waits
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
@@ -142,5 +146,6 @@ def _gathered(items: Sequence[T], group: dist.ProcessGroup | None) -> list[T]:
     if not is_distributed():
         return list(items)
     parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, list(items), group=group)
+    with pulse.waiting():
+        dist.all_gather_object(parts, list(items), group=group)
     return [item for part in parts for item in part]

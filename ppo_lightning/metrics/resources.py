@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ppo_lightning.metrics.schema import metric
+
+
+def _idle(stage: str) -> Any:
+    return metric(
+        f"time/{stage}_idle_share",
+        "share",
+        "largest",
+        f"share of the seconds of `time/{stage}` in which the device did not compute: on a CPU 1 - "
+        "processor time of the process / (seconds x torch's threads); on a GPU 1 - the driver's "
+        "utilisation, looked at four times a second",
+        note="of the rank that idles most; a processor that other programs use counts as idle; on "
+        "a GPU needs the package `nvidia-ml-py`",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +59,21 @@ class TimeStats:
         "ratio of totals",
         "seconds of the iteration spent outside sampling, scoring, update and validation (reward "
         "components count as idle), divided by all its seconds",
+    )
+    rollout_idle_share: float | None = _idle("rollout")
+    reward_idle_share: float | None = _idle("reward")
+    scoring_idle_share: float | None = _idle("scoring")
+    update_idle_share: float | None = _idle("update")
+    validation_idle_share: float | None = _idle("validation")
+    waiting_share: float | None = metric(
+        "time/waiting_share",
+        "share",
+        "largest",
+        "seconds of the iteration that a rank has waited for others in sums, agreed decisions and "
+        "gathered texts of this package, transfer included, divided by all its seconds; of several "
+        "ranks only",
+        note="sums of gradients by the strategy are not in it, nor sums on a GPU, whose host goes "
+        "on; a rank that never waits keeps the others waiting",
     )
 
 

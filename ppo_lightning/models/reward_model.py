@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.distributed import pulse
 from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import last_index, position_ids
 from ppo_lightning.models.checks import max_positions
@@ -183,6 +184,7 @@ class SequenceScorer(ScorerTokens):
         rows = [self.token_ids(text) for text in texts]
         scores = torch.zeros(len(rows), device=self.model.device)
         for numbers in self._batches([len(row) for row in rows]):
+            pulse.beat()
             logits = sequence_logits(self.model, *self._padded([rows[i] for i in numbers]))
             scores[numbers] = self._transformed(logits)
         return scores

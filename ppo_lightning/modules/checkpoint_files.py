@@ -25,7 +25,7 @@ from ppo_lightning.checkpointing import (
     why_not,
     write_checkpoint,
 )
-from ppo_lightning.distributed import any_rank, gather_from_ranks
+from ppo_lightning.distributed import any_rank, gather_from_ranks, pulse
 from ppo_lightning.errors import CheckpointError
 
 
@@ -76,14 +76,15 @@ class _Agreed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         failure = None
-        try:
-            self.write(*args, **kwargs)
-        except Exception as error:
-            failure = error
-        if any_rank(failure is not None, self.strategy.root_device):
-            raise failure or CheckpointError(
-                "the checkpoint could not be written on another rank, which says why."
-            )
+        with pulse.in_stage("checkpoint"):
+            try:
+                self.write(*args, **kwargs)
+            except Exception as error:
+                failure = error
+            if any_rank(failure is not None, self.strategy.root_device):
+                raise failure or CheckpointError(
+                    "the checkpoint could not be written on another rank, which says why."
+                )
 
 
 def use_checkpoint_files(trainer: pl.Trainer) -> None:

@@ -165,14 +165,18 @@ def _is_whole_at_steps(module: Any) -> bool:
 
 def _farewell(trainer: pl.Trainer, place: str) -> str:
     """Where the run was, and how it goes on."""
+    return f"ppo-lightning: stopped by SIGTERM in {place}. {how_to_go_on(trainer)}"
+
+
+def how_to_go_on(trainer: pl.Trainer) -> str:
+    """Name the last good checkpoint, and what resumes from it."""
     file = newest_good(checkpoint_folders(trainer)).path
     if file is None and trainer.ckpt_path is not None:
         file = Path(trainer.ckpt_path)
-    head = f"ppo-lightning: stopped by SIGTERM in {place}."
     if file is None:
-        return f"{head} No checkpoint was written yet: the same command starts the run again."
+        return "No checkpoint was written yet: the same command starts the run again."
     return (
-        f"{head} `--ckpt_path last` goes on from `{file}`, as if the run had never stopped "
+        f"`--ckpt_path last` goes on from `{file}`, as if the run had never stopped "
         "(in Python: `ckpt_path=last_checkpoint(trainer)`)."
     )
 

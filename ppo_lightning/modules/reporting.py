@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppo_lightning.distributed import all_reduce_max, all_reduce_sum, gather_objects, num_replicas
+from ppo_lightning.distributed import (
+    all_reduce_max,
+    all_reduce_sum,
+    gather_objects,
+    num_replicas,
+    world_size,
+)
 from ppo_lightning.functional import (
     distinct_ngrams,
     distinct_openings,
@@ -22,6 +28,7 @@ from ppo_lightning.functional import (
 from ppo_lightning.metrics import ComponentStats, IterationStats, Sums, deviation, quotient
 from ppo_lightning.modules.collection import Collected
 from ppo_lightning.modules.decision import StepReport
+from ppo_lightning.modules.device_time import idle_share
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.passes import Part
 from ppo_lightning.modules.reward_stats import (
@@ -32,7 +39,7 @@ from ppo_lightning.modules.reward_stats import (
     score_distribution,
     shares_of,
 )
-from ppo_lightning.modules.stages import STAGES
+from ppo_lightning.modules.stages import STAGES, StageClock
 from ppo_lightning.types import MiniBatch
 
 _TEXTS = ("repeated_bigrams", "distinct_1", "distinct_2", "opening_share", "distinct_openings")
@@ -192,28 +199,34 @@ class IterationLedger:
         update = self._update_stats(batch, totals) | {"steps_skipped_kl": float(num_skipped)}
         return IterationStats(iteration=batch.experience.iteration, **rollout, **update)
 
-    def time_stats(
-        self, seconds: Mapping[str, float], *, total: float, device: torch.device
-    ) -> dict[str, Any]:
+    def time_stats(self, clock: StageClock, *, device: torch.device) -> dict[str, Any]:
         """Fields of ``IterationStats`` about time and memory, of the slowest and largest rank.
 
         Args:
-            seconds: Spent by this rank so far, by stage.
-            total: Seconds since the iteration began.
+            clock: Of this rank.
             device: Of this rank.
         """
-        own = [*(seconds.get(stage, 0.0) for stage in STAGES), total, memory_gib(device)]
-        *stages, whole, memory = all_reduce_max(
-            torch.tensor(own, dtype=torch.float64, device=device)
-        ).tolist()
-        slowest = {name: spent for name, spent in zip(STAGES, stages, strict=True) if spent}
+        own = {
+            **{f"{stage}_seconds": clock.seconds.get(stage, 0.0) for stage in STAGES},
+            **{f"{stage}_idle_share": _idle(clock, stage) for stage in STAGES},
+            "total": clock.elapsed,
+            "waiting_share": clock.waited / clock.elapsed,
+            "memory_gib": memory_gib(device),
+        }
+        numbers = torch.tensor(list(own.values()), dtype=torch.float64, device=device)
+        largest = dict(zip(own, all_reduce_max(numbers).tolist(), strict=True))
+        slowest = {s: t for s in STAGES if (t := largest[f"{s}_seconds"])}
+        idle = {f"{s}_idle_share": largest[f"{s}_idle_share"] for s in slowest}
         times = time_fields(
             slowest,
-            total=whole,
+            total=largest["total"],
             rollout_tokens=self.sampled_tokens,
             update_tokens=self.updated_tokens,
         )
-        return {**times, "memory_gib": memory}
+        rest = {name: largest[name] for name in ("waiting_share", "memory_gib")}
+        if world_size() == 1:
+            rest.pop("waiting_share")
+        return {**times, **{k: v for k, v in idle.items() if v >= 0}, **rest}
 
     def rollout_stats(self) -> dict[str, Any]:
         """Fields of ``IterationStats`` about the buffer, over all ranks."""
@@ -373,6 +386,13 @@ def _token_totals(collected: Collected) -> dict[str, Tensor | float]:
         "tokens": mask.sum(),
         "advantage_abs_max": raw.masked_fill(~mask, 0).abs().max(),
     }
+
+
+def _idle(clock: StageClock, stage: str) -> float:
+    """Share of a stage in which this rank's device was idle; -1 where it is not known."""
+    if stage not in clock.busy:
+        return -1.0
+    return idle_share(clock.busy[stage], clock.seconds[stage])
 
 
 def time_fields(

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ppo_lightning.modules.checkpoint_files import use_checkpoint_files
 from ppo_lightning.modules.interrupts import StopOnSigterm
+from ppo_lightning.modules.watchdog import Watchdog
 
 STEPS_BETWEEN_FILES = 100
 """Optimiser steps of a supervised run that a sudden end costs at most, by default."""
@@ -42,7 +43,7 @@ class KeepLast(ModelCheckpoint):
 
 
 def run_callbacks(trainer: pl.Trainer, *, whole_at_steps: bool = False) -> list[pl.Callback]:
-    """Make a run safe against its end: whole files, all of an iteration, and SIGTERM.
+    """Make a run safe against its end: whole files, all of an iteration, SIGTERM, lost ranks.
 
     Args:
         trainer: The run's.
@@ -59,7 +60,15 @@ def run_callbacks(trainer: pl.Trainer, *, whole_at_steps: bool = False) -> list[
     trainer.callbacks = [  # type: ignore[attr-defined]
         c for c in given if c not in replaced and not isinstance(c, StopOnSigterm)
     ]
-    return [StopOnSigterm(), *checkpointing]
+    return [*_watchdogs(trainer), StopOnSigterm(), *checkpointing]
+
+
+def _watchdogs(trainer: pl.Trainer) -> list[pl.Callback]:
+    """One for several ranks, unless the user has given one."""
+    given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if trainer.world_size < 2 or any(isinstance(c, Watchdog) for c in given):
+        return []
+    return [Watchdog()]
 
 
 def default_checkpointing(

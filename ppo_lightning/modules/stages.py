@@ -10,20 +10,34 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from ppo_lightning.distributed import pulse
+from ppo_lightning.modules.device_time import busy_seconds
+
 STAGES = ("rollout", "reward", "scoring", "update", "validation")
 
 
 class StageClock:
-    """Seconds spent in each stage since the last ``reset``."""
+    """Seconds spent in each stage since the last ``reset``.
+
+    Attributes:
+        seconds: By stage.
+        busy: Seconds in which the device computed, by stage; empty where that is not known.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._began = time.perf_counter()
+        self.busy: dict[str, float] = defaultdict(float)
+        self._began, self._waited = time.perf_counter(), pulse.waited
 
     @property
     def elapsed(self) -> float:
         """Seconds since the last ``reset``."""
         return time.perf_counter() - self._began
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the last ``reset`` in which this rank waited for others."""
+        return pulse.waited - self._waited
 
     @contextmanager
     def stage(self, module: pl.LightningModule, name: str) -> Iterator[None]:
@@ -35,19 +49,23 @@ class StageClock:
             module: The module that runs it.
             name: One of ``STAGES``.
         """
-        call_listeners(module, "on_stage_start", name)
-        start = time.perf_counter()
-        try:
-            with profiled(module, name):
-                yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
-            call_listeners(module, "on_stage_end", name)
+        with pulse.in_stage(name):
+            call_listeners(module, "on_stage_start", name)
+            start, busy = time.perf_counter(), busy_seconds(module.device)
+            try:
+                with profiled(module, name):
+                    yield
+            finally:
+                self.seconds[name] += time.perf_counter() - start
+                if busy is not None:
+                    self.busy[name] += (busy_seconds(module.device) or busy) - busy
+                call_listeners(module, "on_stage_end", name)
 
     def reset(self) -> None:
         """Begin a new iteration."""
         self.seconds.clear()
-        self._began = time.perf_counter()
+        self.busy.clear()
+        self._began, self._waited = time.perf_counter(), pulse.waited
 
 
 def profiled(module: pl.LightningModule, name: str) -> AbstractContextManager[Any]:
@@ -57,6 +75,7 @@ def profiled(module: pl.LightningModule, name: str) -> AbstractContextManager[An
         module: The module that does it.
         name: Of a stage, or with a dot of a part of one: ``update.backward``.
     """
+    pulse.beat()
     profiler: Any = module.trainer.profiler  # type: ignore[attr-defined]
     named: AbstractContextManager[Any] = profiler.profile(f"[Stage]{name}")
     return named

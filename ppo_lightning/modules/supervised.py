@@ -18,7 +18,7 @@ from typing_extensions import override
 from ppo_lightning.checkpointing.entry import pack_checkpoint, unpack_checkpoint
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
 from ppo_lightning.configs.checks import require, require_at_least
-from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, num_replicas, replica
+from ppo_lightning.distributed import all_reduce_sum, max_over_ranks, num_replicas, pulse, replica
 from ppo_lightning.errors import ConfigError, UpdateError
 from ppo_lightning.functional import combine_keys
 from ppo_lightning.metrics import StepStats
@@ -254,6 +254,7 @@ class SupervisedModule(pl.LightningModule):
         count = float(all_reduce_sum(own))
         sums = torch.zeros(1 + len(self.sums), dtype=torch.float64, device=self.device)
         for number, part in enumerate(self._parts_of_all_ranks(batch)):
+            pulse.beat()
             with self._noise(number):
                 loss, found = self.loss_sum(part)
             # DDP averages over ranks what is to be added up.
@@ -342,6 +343,7 @@ class SupervisedModule(pl.LightningModule):
         with self.clock.stage(self, "validation"):
             self.held_out_log.add(count=self.count(batch), examples=float(len(batch)))
             for part in self.parts(batch):
+                pulse.beat()
                 loss, found = self.loss_sum(part)
                 self.held_out_log.add(loss=loss, **{name: found[name] for name in self.sums})
 

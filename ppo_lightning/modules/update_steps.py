@@ -216,9 +216,7 @@ class UpdateSteps(HeldOutSteps):
         return bool(stats.steps_skipped_nonfinite) and is_treated(self.trainer, _NONFINITE)
 
     def _times(self) -> dict[str, Any]:
-        return self.ledger.time_stats(
-            self.clock.seconds, total=self.clock.elapsed, device=self.device
-        )
+        return self.ledger.time_stats(self.clock, device=self.device)
 
     @staticmethod
     def _only(measured: bool, value: float | None) -> float | None:

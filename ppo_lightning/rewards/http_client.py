@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from ppo_lightning.distributed import pulse
 from ppo_lightning.rewards.contract import BadReply, NoNumber, decode_scores
 from ppo_lightning.rewards.http_connections import Connections, Trouble
 from ppo_lightning.rewards.http_requests import Request
@@ -121,6 +122,7 @@ class ScoreClient:
                 down = any(trouble.again for trouble in failed)
                 retries = 0 if down else self.settings.retries
                 outcome = results[i] = await self._ask(request, retries)
+                pulse.beat()
                 if isinstance(outcome, Trouble):
                     failed.append(outcome)
                     if stop_at_trouble or outcome.permanent:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppo_lightning.distributed import pulse
 from ppo_lightning.errors import ConfigError, RewardError
 from ppo_lightning.rewards.base import Reward, TokenRewards
 from ppo_lightning.rewards.texts import quoted
@@ -84,6 +85,7 @@ def judged(
         RewardError: The component failed, or its answer is no such thing; names the component,
             what was expected and received, the sample and its prompt.
     """
+    pulse.beat()
     count = len(completions)
     if count == 0:
         return Judgement(torch.zeros(0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, KLEstimatorName, PPOConfig
-from ppo_lightning.distributed import is_sharded, max_over_ranks
+from ppo_lightning.distributed import is_sharded, max_over_ranks, pulse
 from ppo_lightning.functional import (
     full_kl,
     gae,
@@ -197,6 +197,7 @@ def score_in_parts(
         wanted = max_over_ranks(len(groups), sequences.response_mask.device)
         groups += [torch.tensor([0])] * (wanted - len(groups))
     for rows in groups:
+        pulse.beat()
         for name, value in score(sequences.select(rows).trimmed()).items():
             if value is None:
                 continue

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import numpy
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch.testing import assert_close
 
 from ppo_lightning.configs import GroupConfig, GuardConfig, LoraConfig, OptimizerConfig
@@ -218,6 +219,26 @@ def stopped_by_one_rank(model_dir, folder, strategy):
 def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(tiny_llama_dir, tmp_path, strategy):
     found = run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path, strategy)
     assert found == [[2.0], [2.0]]
+
+
+def stopped_early(model_dir, folder):
+    """Held-out answers of one prompt are the first rank's; their score decides for both."""
+    early = EarlyStopping("val/greedy/score", mode="max", patience=1, min_delta=1e6)
+    recorder = fit(
+        folder,
+        ppo_module(model_dir),
+        data_module(val_prompts=["no"]),
+        strategy="ddp",
+        devices=2,
+        enable_checkpointing=False,
+        max_epochs=6,
+        callbacks=[early],
+    )
+    return [s.iteration for s in recorder.stats], early.stopped_epoch
+
+
+def test_t42_an_early_stop_is_every_ranks(tiny_llama_dir, tmp_path):
+    assert run_on_ranks(stopped_early, 2, tiny_llama_dir, tmp_path) == [([0, 1], 1)] * 2
 
 
 def strict_review(model_dir, folder):

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ppo_lightning.distributed import fault_point
 from ppo_lightning.distributed.faults import FAULT_VARIABLE
+from ppo_lightning.modules import collection
 from ppo_lightning.rollout.engines import slots
 from tests.helpers.processes import TIMEOUT_SECONDS, become_rank, free_port, server
 
@@ -31,7 +33,8 @@ def exit_codes(
         arguments: Handed to each.
         num_ranks: Processes; with one there is no process group.
         faults: ``name:count:signal`` by rank. Names are those of the package's fault points, and
-            ``decode`` (before a token is sampled) and ``step`` (before the optimiser's step).
+            ``decode`` (before a token is sampled), ``score`` (before the networks score a buffer),
+            ``step`` (before the optimiser's step) and ``save`` (on all ranks, before one writes).
         log: Gets what the processes print.
 
     Returns:
@@ -83,6 +86,17 @@ def _run(
         sys.stderr.flush()
 
 
+def _hit_before(owner: Any, function: str, place: str) -> None:
+    """Put a fault point before a function."""
+    inner = getattr(owner, function)
+
+    def hit(*arguments: Any, **options: Any) -> Any:
+        fault_point(place)
+        return inner(*arguments, **options)
+
+    setattr(owner, function, hit)
+
+
 def _add_places() -> None:
     """Put fault points into the middle of a rollout and of an update."""
     step_slots = slots.step_slots
@@ -92,4 +106,6 @@ def _add_places() -> None:
         return step_slots(*arguments)
 
     slots.step_slots = decode
+    _hit_before(collection, "score_with_networks", "score")
+    _hit_before(Strategy, "save_checkpoint", "save")
     register_optimizer_step_pre_hook(lambda *_: fault_point("step"))

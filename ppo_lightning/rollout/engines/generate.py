@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteriaList
 from typing_extensions import override
 
 from ppo_lightning.configs import SamplingConfig
+from ppo_lightning.distributed import pulse
 from ppo_lightning.functional import mask_from_lengths, token_logprobs
 from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules
 from ppo_lightning.types import PromptBatch
@@ -43,6 +44,7 @@ class GenerateEngine(BatchedEngine):
                 attention_mask=prompts.prompt_mask.long(),
                 generation_config=_settings(sampling, stops, greedy),
                 tokenizer=stops.decoder,
+                stopping_criteria=StoppingCriteriaList([_beat]),
             )
         ids = output.sequences[:, prompts.prompt_ids.shape[1] :]
         logits = torch.stack(output.logits, dim=1)
@@ -51,6 +53,12 @@ class GenerateEngine(BatchedEngine):
         unused = ~mask_from_lengths(lengths, ids.shape[1])
         logprobs = logprobs.masked_fill(unused, 0)
         return Decoded(ids=ids, logprobs=logprobs, lengths=lengths, ended=ended)
+
+
+def _beat(ids: Tensor, scores: Any, **options: Any) -> Tensor:
+    """Note each token as progress; it stops no row. Returns ``[B]`` bool."""
+    pulse.beat()
+    return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
 
 def _settings(sampling: SamplingConfig, stops: StopRules, greedy: bool) -> GenerationConfig:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ppo_lightning.configs import DType, SamplingConfig
+from ppo_lightning.distributed import pulse
 from ppo_lightning.functional import autocast_off, hash_uniform, position_ids
 from ppo_lightning.models import base_causal_lm, check_decoding, decode_step, reading_of
 from ppo_lightning.rollout.engines.base import (
@@ -124,6 +125,7 @@ class NativeEngine(BatchedEngine):
         texts = TextStops.build(sampling, stops)
         step_ids, start, cache = prompts.prompt_ids, 0, None
         for t in range(sampling.max_new_tokens):
+            pulse.beat()
             end = width + t
             logits, cache = decode_step(model, step_ids, mask[:, :end], places[:, start:end], cache)
             uniforms = None if greedy else hash_uniform(prompts.keys, t)

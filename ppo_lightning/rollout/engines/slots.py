@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import SamplingConfig
+from ppo_lightning.distributed import pulse
 from ppo_lightning.functional import first_members, hash_uniform
 from ppo_lightning.models import KeyValueSlots, read_prompts, sent, step_slots
 from ppo_lightning.rollout.engines.base import Decoded, StopRules
@@ -113,6 +114,7 @@ class SlotDecoder:
         """Go on until every response has ended or used its budget."""
         while self._admit():
             slots = self.slots
+            pulse.beat()
             logits = self._step(slots.last_ids, slots.lengths, int(slots.lengths.max()) + 1)
             slots.lengths += slots.going
             going = slots.going.nonzero()[:, 0]

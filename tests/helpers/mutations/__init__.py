@@ -20,6 +20,7 @@ from tests.helpers.mutations import (
     shaping,
     training,
     vllm,
+    watchdog,
 )
 from tests.helpers.mutations.base import Mutation, misfit
 
@@ -39,6 +40,7 @@ MUTATIONS = (
     *vllm.MUTATIONS,
     *packing.MUTATIONS,
     *scale.MUTATIONS,
+    *watchdog.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

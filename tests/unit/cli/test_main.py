@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import ppo_lightning
+from ppo_lightning import distributed
 from ppo_lightning.cli import main as main_module
 from ppo_lightning.cli.main import HELPER_COMMANDS, TRAINER_COMMANDS, is_expected, main
 from ppo_lightning.configs import PPOConfig
@@ -13,6 +14,7 @@ from ppo_lightning.errors import (
     ConfigError,
     DataError,
     ModelError,
+    RankError,
     RewardError,
     UpdateError,
 )
@@ -72,6 +74,16 @@ def test_errors_that_the_user_can_mend_are_one_message(monkeypatch, capsys, erro
     captured = capsys.readouterr()
     assert captured.err == f"ppo-lightning: {error}\n"
     assert captured.out == ""
+
+
+def test_a_lost_rank_has_an_exit_code_of_its_own(monkeypatch, capsys):
+    raising(monkeypatch, RankError("rank 1 is gone"))
+    assert main(["fit"]) == main_module.LOST_RANK == 75
+    assert capsys.readouterr().err == "ppo-lightning: rank 1 is gone\n"
+
+
+def test_the_exit_code_of_a_lost_rank_is_the_watchdogs():
+    assert main_module.LOST_RANK == distributed.LOST_RANK
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -30,6 +30,9 @@ class Network:
     def packs(self, sequences):
         return False
 
+    def modules(self):
+        return ()
+
     def __init__(self):
         self.asked = []
 

@@ -3,10 +3,12 @@
 import math
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ppo_lightning.modules import reporting
 from ppo_lightning.modules.collection import Collected
 from ppo_lightning.modules.decision import StepReport
 from ppo_lightning.modules.objective import SUMS, Terms
@@ -18,6 +20,7 @@ from tests.helpers.buffers import experience_of, network_scores, rollout_of
 from tests.helpers.scripted import Letters
 
 CPU = torch.device("cpu")
+CLOCK = SimpleNamespace(seconds={"update": 2.0}, busy={"update": 0.5}, elapsed=4.0, waited=1.0)
 NAN = float("nan")
 RESPONSES = [[3, 4, 3, 4, 3], [5, 6], [7, 8, 9], [], [3, 9, 9, 9], [1]]
 TRUNCATED = [True, False, True, False, False, True]
@@ -204,7 +207,7 @@ class Steps:
     def stats(self, *, num_skipped=0):
         last = self.batch(self.per_pass * self.passes - 1)
         found = self.ledger.stats(last, num_skipped=num_skipped)
-        return replace(found, **self.ledger.time_stats({"update": 2.0}, total=4.0, device=CPU))
+        return replace(found, **self.ledger.time_stats(CLOCK, device=CPU))
 
 
 def test_update_means_are_over_tokens_of_every_minibatch_worked_on():
@@ -272,3 +275,18 @@ def test_device_idle_share_is_what_no_stage_but_the_reward_explains():
     assert found["rollout_tokens_per_second"] == 20.0
     assert found["update_tokens_per_second"] == 20.0
     assert "validation_seconds" not in found
+
+
+def test_each_stage_has_its_idle_share_where_the_device_tells():
+    ledger = IterationLedger(())
+    found = ledger.time_stats(CLOCK, device=CPU)
+    assert found["update_idle_share"] == 0.75
+    assert "rollout_idle_share" not in found  # there was none
+    assert "waiting_share" not in found  # nobody to wait for
+    silent = SimpleNamespace(**vars(CLOCK) | {"busy": {}})
+    assert "update_idle_share" not in ledger.time_stats(silent, device=CPU)
+
+
+def test_the_time_spent_waiting_is_a_share_of_the_iteration(monkeypatch):
+    monkeypatch.setattr(reporting, "world_size", lambda: 2)
+    assert IterationLedger(()).time_stats(CLOCK, device=CPU)["waiting_share"] == 0.25

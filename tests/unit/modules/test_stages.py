@@ -4,9 +4,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
 import ppo_lightning.modules.stages as stages
+from ppo_lightning.distributed import pulse
 from ppo_lightning.modules.stages import StageClock, call_listeners
 
 
@@ -38,7 +40,8 @@ class Profiler:
 def module():
     callbacks = [object(), Listener()]
     return SimpleNamespace(
-        trainer=SimpleNamespace(callbacks=callbacks, profiler=PassThroughProfiler())
+        device=torch.device("cpu"),
+        trainer=SimpleNamespace(callbacks=callbacks, profiler=PassThroughProfiler()),
     )
 
 
@@ -62,6 +65,27 @@ def test_stages_add_up_until_the_iteration_ends(clock, module):
     assert module.trainer.callbacks[1].heard == [
         (what, name) for name in ("rollout", "update", "update") for what in ("start", "end")
     ]
+
+
+def test_a_stage_knows_how_long_the_device_was_busy_and_this_rank_waited(
+    clock, module, monkeypatch
+):
+    busy = iter([1.0, 1.5, 2.0, 2.25])
+    monkeypatch.setattr(stages, "busy_seconds", lambda device: next(busy))
+    for _ in range(2):
+        with clock.stage(module, "update"), pulse.waiting():
+            assert pulse.stage == "update"
+    assert clock.busy == {"update": 0.75}
+    assert clock.waited > 0
+    clock.reset()
+    assert (clock.busy, clock.waited) == ({}, 0.0)
+
+
+def test_a_device_that_does_not_tell_is_left_out(clock, module, monkeypatch):
+    monkeypatch.setattr(stages, "busy_seconds", lambda device: None)
+    with clock.stage(module, "update"):
+        pass
+    assert clock.busy == {}
 
 
 def test_a_stage_that_fails_is_ended_all_the_same(clock, module):
