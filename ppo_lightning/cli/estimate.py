@@ -5,14 +5,37 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from ppo_lightning.cli.arguments import Arguments
+from ppo_lightning.cli.cluster import (
+    add_options,
+    check_options,
+    is_of_cluster,
+    plan_json,
+    plan_lines,
+    predictor_of,
+    read_architecture,
+    read_hardware,
+    read_strategy,
+    strategy_notes,
+)
 from ppo_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ppo_lightning.estimate import Change, Device, Estimate, Fitting, Run
+    from ppo_lightning.estimate import (
+        Architecture,
+        Change,
+        Device,
+        Estimate,
+        Fitting,
+        Hardware,
+        Plan,
+        Predictor,
+        Run,
+    )
 
 GIB = 2**30
 OUTSIDE = ("libraries", "heap")
@@ -47,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
         help="where the run is to be; else as `trainer.accelerator` has it on this machine",
     )
     options.add_argument("--json", action="store_true", help="print one JSON object, in bytes")
+    add_options(options)
     return options
 
 
@@ -54,20 +78,38 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; see ``parser`` for its options."""
     given, rest = parser().parse_known_args(arguments)
     _check(given)
-    from ppo_lightning.estimate import Estimator, find_fit
+    from ppo_lightning.estimate import find_fit, plan
 
-    run = _run(given, rest)
-    estimator = Estimator()
-    found, fitting = estimator(run), None
-    limit = None if given.limit is None else int(given.limit * GIB)
+    asked = _asked(given, rest)
+    run, predictor, limit = asked.run, asked.predictor, asked.limit
+    planned = None
+    if asked.hardware is not None:
+        planned = plan(run, predictor, asked.hardware, asynchronous=given.asynchronous)
+    found = predictor(run) if planned is None else planned.memory
     fits = limit is None or found.peak.total <= limit
-    if limit is not None and not fits:
-        fitting = find_fit(run, limit, estimator)
+    fitting = None if limit is None or fits else find_fit(run, limit, predictor)
     if given.json:
-        print(json.dumps(_as_json(run, found, limit, fitting)))
+        print(json.dumps(_as_json(run, found, limit, fitting, planned)))
     else:
-        print(_as_text(run, found, limit, fitting))
+        print(_as_text(run, found, limit, fitting, planned))
     return 0 if fits else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is to be estimated.
+
+    Args:
+        run: As the config says.
+        predictor: Of its memory.
+        limit: Bytes that there are; None where nobody asks.
+        hardware: Where the run has several ranks, or is meant for a cluster.
+    """
+
+    run: Run
+    predictor: Predictor
+    limit: int | None
+    hardware: Hardware | None
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -75,14 +117,14 @@ def _check(given: argparse.Namespace) -> None:
         raise ConfigError(f"`--fit` must be above 0 GB, got {given.limit:g}.")
     if given.prompt_tokens is not None and given.prompt_tokens < 1:
         raise ConfigError(f"`--prompt-tokens` must be at least 1, got {given.prompt_tokens}.")
+    check_options(given)
 
 
 # ---------------------------------------------------------------------- the config
 
 
-def _run(given: argparse.Namespace, rest: Sequence[str]) -> Run:
+def _asked(given: argparse.Namespace, rest: Sequence[str]) -> _Asked:
     from ppo_lightning.cli.read_config import ConfigReader
-    from ppo_lightning.estimate import run_of
     from ppo_lightning.modules import PPOModule
     from ppo_lightning.rollout import RolloutDataModule
 
@@ -95,22 +137,44 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> Run:
                 f"{type(part).__name__}."
             )
     trainer = config.trainer_settings
-    device: Device = given.device or _device(trainer.accelerator)
-    return run_of(
+    cluster = is_of_cluster(given, trainer)
+    run, architecture = _run(given, module, data, trainer, cluster=cluster)
+    limit = None if given.limit is None else int(given.limit * GIB)
+    hardware = read_hardware(given) if cluster or run.ranks > 1 else None
+    if limit is None and hardware is not None and cluster and run.device == "cuda":
+        limit = hardware.usable_memory
+    return _Asked(run=run, predictor=predictor_of(architecture), limit=limit, hardware=hardware)
+
+
+def _run(
+    given: argparse.Namespace, module: Any, data: Any, trainer: Any, *, cluster: bool
+) -> tuple[Run, Architecture | None]:
+    from ppo_lightning.estimate import run_of
+
+    device: Device = given.device or _device(trainer.accelerator, cluster=cluster)
+    ranks = _ranks(trainer, device, cluster=cluster)
+    strategy = read_strategy(given, trainer, ranks)
+    architecture = read_architecture(given, module.policy.path, strategy.tensor)
+    run = run_of(
         module,
         buffer=data.buffer,
         prompt_tokens=given.prompt_tokens or _longest_prompt(module, data),
         precision=_precision(trainer),
         device=device,
-        ranks=_ranks(trainer, device),
+        ranks=ranks,
+        strategy=strategy,
     )
+    if architecture is None:
+        return run, None
+    node = read_hardware(given).node_gpus
+    return replace(run, tensor_limit=gcd(architecture.kv_heads, node)), architecture
 
 
-def _device(accelerator: str) -> Device:
+def _device(accelerator: str, *, cluster: bool) -> Device:
     import torch
 
     if accelerator == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if cluster or torch.cuda.is_available() else "cpu"
     known: dict[str, Device] = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
     if accelerator not in known:
         raise ConfigError(
@@ -124,17 +188,25 @@ def _precision(trainer: Any) -> str:
     return "32-true" if trainer.precision is None else str(trainer.precision)
 
 
-def _ranks(trainer: Any, device: str) -> int:
+def _ranks(trainer: Any, device: str, *, cluster: bool) -> int:
     """Processes of a run, as far as they are known before it starts."""
     import torch
 
+    nodes = int(trainer.num_nodes)
+    if nodes < 1:
+        raise ConfigError(f"`trainer.num_nodes` must be at least 1, got {nodes}.")
     devices = trainer.devices
     if isinstance(devices, str) and devices.lstrip("-").isdigit():
         devices = int(devices)
     if devices in ("auto", -1):
+        if cluster and nodes > 1:
+            raise ConfigError(
+                f"`trainer.devices: {devices}` leaves open how many GPUs each of the {nodes} nodes "
+                "has: give a number."
+            )
         devices = max(1, torch.cuda.device_count()) if device == "cuda" else 1
     count = devices if isinstance(devices, int) else len(_listed(devices))
-    return max(1, count) * max(1, int(trainer.num_nodes))
+    return max(1, count) * nodes
 
 
 def _listed(devices: Any) -> list[Any]:
@@ -168,15 +240,24 @@ def _longest_prompt(module: Any, data: Any) -> int:
 # ---------------------------------------------------------------------- what is printed
 
 
-def _as_text(run: Run, found: Estimate, limit: int | None, fitting: Fitting | None) -> str:
+def _as_text(
+    run: Run,
+    found: Estimate,
+    limit: int | None,
+    fitting: Fitting | None,
+    planned: Plan | None,
+) -> str:
     size = _Sizes.for_largest(max(found.peak.total, limit or 0))
     lines = [_header(run, size), "", *_table(found, size), "", *_notes(run)]
+    if planned is not None:
+        lines += ["", *plan_lines(planned)]
     if limit is None:
         return "\n".join(lines)
     over = found.peak.total - limit
     if fitting is None:
         return "\n".join([*lines, "", f"It fits {size(limit)}: {size(-over)} are left."])
-    lines += ["", f"It does not fit {size(limit)}: {size(over)} too much.", ""]
+    where = ", ".join(stage.name for stage in found.stages if stage.total > limit)
+    lines += ["", f"It does not fit {size(limit)}: {size(over)} too much ({where}).", ""]
     return "\n".join([*lines, *_advice(fitting, size)])
 
 
@@ -208,6 +289,8 @@ class _Sizes:
 
 def _header(run: Run, size: _Sizes) -> str:
     shared = f" on {run.ranks} ranks, the memory of one" if run.ranks > 1 else ""
+    if run.shares_gradients:
+        shared = f" on {run.ranks} ranks ({run.strategy.name}), the memory of one"
     return (
         f"Peak memory in {size.unit}: prompts of {run.prompt_tokens} and responses of "
         f"{run.sampling.max_new_tokens} tokens, all of them as long as they may be; "
@@ -232,15 +315,13 @@ def _notes(run: Run) -> list[str]:
     notes = [
         "`libraries` and `heap` are what a process on a CPU takes beside its tensors, as measured "
         "on Linux; the imports (some 450 MB) come on top."
-        if run.device == "cpu"
-        else "Tensors alone are counted: the context of CUDA (some 500 MB) and what its allocator "
-        "holds in reserve come on top."
+        if run.takes_process
+        else "Tensors alone are counted: libraries and what an allocator holds in reserve come on "
+        "top (on a GPU some 500 MB for the context of CUDA)."
     ]
-    if run.ranks > 1:
-        notes.append(
-            "Each rank holds all weights; shards, and the buckets of DDP, are not counted."
-        )
-    return notes
+    if run.strategy.kind == "single" and run.ranks > 1:
+        notes.append("Each rank holds everything.")
+    return [*notes, *(strategy_notes(run.strategy) if run.ranks > 1 else ())]
 
 
 def _advice(fitting: Fitting, size: _Sizes) -> list[str]:
@@ -271,7 +352,11 @@ def _short(key: str) -> str:
 
 
 def _as_json(
-    run: Run, found: Estimate, limit: int | None, fitting: Fitting | None
+    run: Run,
+    found: Estimate,
+    limit: int | None,
+    fitting: Fitting | None,
+    planned: Plan | None,
 ) -> dict[str, Any]:
     said: dict[str, Any] = {
         "device": found.device,
@@ -281,6 +366,8 @@ def _as_json(
         "stages": {stage.name: dict(stage.parts) for stage in found.stages},
         "peak": {"stage": found.peak.name, "bytes": found.peak.total},
     }
+    if planned is not None:
+        said |= plan_json(planned)
     if limit is not None:
         said |= {"limit": limit, "fits": found.peak.total <= limit}
     if fitting is not None:

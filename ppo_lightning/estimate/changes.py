@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppo_lightning.configs import CriticConfig, LoraConfig
-from ppo_lightning.estimate.memory import Estimator
+from ppo_lightning.estimate.memory import Estimate
 from ppo_lightning.estimate.process import MAPPING
 from ppo_lightning.estimate.run import Run
+from ppo_lightning.estimate.strategy import Strategy
 
 _MODEL = "model.init_args."
 _BLOCKS = 128 * 1024
@@ -49,7 +51,7 @@ class Fitting:
     total: int
 
 
-def find_fit(run: Run, limit: int, estimator: Estimator) -> Fitting:
+def find_fit(run: Run, limit: int, estimator: Callable[[Run], Estimate]) -> Fitting:
     """Say what to change in a run that takes more than there is.
 
     Args:
@@ -177,9 +179,32 @@ def _checkpointing(run: Run) -> Change | None:
     return Change(changed, settings, "updates a third slower")
 
 
+def _fsdp(run: Run) -> Change | None:
+    if run.ranks == 1 or run.strategy.cuts_weights:
+        return None
+    return Change(
+        replace(run, strategy=Strategy(kind="fsdp")),
+        {"trainer.strategy": "fsdp"},
+        "the same numbers up to rounding; weights travel in every pass",
+    )
+
+
+def _tensor(run: Run) -> Change | None:
+    wanted = math.gcd(run.tensor_limit, run.ranks)
+    if run.strategy.kind != "fsdp" or wanted <= run.strategy.tensor:
+        return None
+    return Change(
+        replace(run, strategy=replace(run.strategy, tensor=wanted)),
+        {"tensor-parallel": str(wanted)},
+        f"the same numbers up to rounding; {wanted} ranks share each layer, and its responses",
+    )
+
+
 def _offload(run: Run) -> Change | None:
     optimizer = run.optimizer
     if run.device == "cpu" or optimizer.offload or optimizer.name not in ("Adam", "AdamW"):
+        return None
+    if run.strategy.cuts_states:  # it is for states that a rank has to itself
         return None
     return Change(
         replace(run, optimizer=replace(optimizer, offload=True)),
@@ -295,7 +320,7 @@ def _half_base(run: Run) -> Change | None:
 
 
 def _four_bits(run: Run) -> Change | None:
-    if run.policy.quantization == "nf4" or run.policy.compile:
+    if run.policy.quantization == "nf4" or run.policy.compile or run.strategy.cuts_weights:
         return None
     policy = replace(run.policy, lora=run.policy.lora or LoraConfig(), quantization="nf4")
     settings = {f"{_MODEL}policy.quantization": "nf4"}
@@ -318,6 +343,8 @@ STEPS: tuple[Step, ...] = (
     _checkpointing,
     _no_frozen_states,
     _map_blocks,
+    _fsdp,
+    _tensor,
     _offload,
     _reference_on_cpu,
     _half_reference,

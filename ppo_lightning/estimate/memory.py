@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -18,27 +18,10 @@ from ppo_lightning.estimate.process import (
     process_bytes,
 )
 from ppo_lightning.estimate.run import Device, Run
+from ppo_lightning.estimate.sharding import on_one_rank
+from ppo_lightning.estimate.sizes import Sizes, sizes_of
+from ppo_lightning.estimate.stages import STAGES, StagePeak
 from ppo_lightning.estimate.tally import Blank, ByteTally
-
-STAGES = ("load", "rollout", "reward", "scoring", "update")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagePeak:
-    """Most memory of a stage.
-
-    Args:
-        name: One of ``STAGES``.
-        parts: Bytes at that moment, by what they are of.
-    """
-
-    name: str
-    parts: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +65,27 @@ class Estimator:
             ModelError: A model that is named is not there, or of the wrong kind.
             ConfigError: The optimiser cannot be built.
         """
+        stages: Iterable[StagePeak] = self.whole(run).stages
+        if run.shares_gradients:
+            stages = on_one_rank(stages, self.sizes(run), run)
+        return Estimate(stages=tuple(stages), device=run.device)
+
+    def whole(self, run: Run) -> Estimate:
+        """Predict the memory of a rank that has the networks to itself.
+
+        Where ranks share gradients, these are left out: they are there during a whole update, so
+        that the most of all else is what counts.
+        """
         tally, networks = ByteTally(), self._networks_of(run)
         networks.claim(tally)
         passing = {name: self._passing_of(name, run) for name in STAGES}
         lasting = {kind: size for kind, size in tally.now.items() if kind != ELSEWHERE}
         stages = _stages(run, lasting, passing, networks.vocabulary)
         return Estimate(stages=tuple(stages), device=run.device)
+
+    def sizes(self, run: Run) -> Sizes:
+        """Measure the networks of a run, as each rank computes them."""
+        return sizes_of(self._networks_of(run))
 
     def _networks_of(self, run: Run) -> Networks:
         key = _key(run, _MODELS)
@@ -103,7 +101,8 @@ class Estimator:
         key = stage, _key(run, settings)
         if key not in self._passing:
             networks = self._networks_of(run)
-            tally = ByteTally(logits_width=networks.vocabulary)
+            aside = ("gradients",) if run.shares_gradients else ()
+            tally = ByteTally(logits_width=networks.vocabulary, left_out=aside)
             networks.claim(tally)
             lasting = tally.now
             with tally, chunks_of(run.device):
@@ -120,7 +119,21 @@ def estimate(run: Run) -> Estimate:
 
 
 _MODELS = ("policy", "critic_model", "reference", "rewards", "optimizer", "device")
-_SIZES = ("prompt_tokens", "sampling.max_new_tokens", "buffer", "precision", "device", "ranks")
+_SIZES = (
+    "prompt_tokens",
+    "sampling.max_new_tokens",
+    "num_responses",
+    "minibatch_rows",
+    "buffer.num_minibatches",
+    "buffer.responses_per_prompt",
+    "buffer.shuffle",
+    "precision",
+    "device",
+    "shares_gradients",
+    "is_alone",
+    "strategy.cuts_states",
+    "takes_process",
+)
 _SCORING = ("policy", "critic_model", "reference", "ppo", "kl", *_SIZES)
 _PASSES: Mapping[str, tuple[Callable[[Run, Networks, ByteTally], None], tuple[str, ...]]] = {
     "rollout": (sample, ("policy", "sampling", *_SIZES)),
@@ -151,7 +164,7 @@ def _stages(
         # What comes all at once leaves no gaps before the stage has ended.
         own = sum(n for part, n in parts.items() if part not in _WHOLE)
         extra = {}
-        if run.device == "cpu":
+        if run.takes_process:
             extra = process_bytes(
                 own,
                 before,

@@ -8,6 +8,7 @@ from typing import Any
 from ppo_lightning.configs import BufferConfig
 from ppo_lightning.estimate.process import maps_blocks
 from ppo_lightning.estimate.run import Device, RewardModel, Run
+from ppo_lightning.estimate.strategy import Strategy
 from ppo_lightning.modules import PPOModule
 from ppo_lightning.rewards import SequenceClassifierReward
 
@@ -20,6 +21,7 @@ def run_of(
     precision: str = "32-true",
     device: Device = "cpu",
     ranks: int = 1,
+    strategy: Strategy | None = None,
 ) -> Run:
     """Gather what an estimate needs from a module; nothing is loaded.
 
@@ -30,6 +32,7 @@ def run_of(
         precision: Of the Trainer.
         device: What the networks lie on.
         ranks: Processes that share the responses.
+        strategy: What else they share; None is nothing.
     """
     return Run(
         policy=module.policy,
@@ -45,6 +48,7 @@ def run_of(
         precision=precision,
         device=device,
         ranks=ranks,
+        strategy=strategy or Strategy(),
         mapped=maps_blocks(),
     )
 

@@ -182,7 +182,7 @@ def update(run: Run, networks: Networks, tally: ByteTally) -> None:
     with precision(run):
         sequences = _remembered(run, networks, tally, _minibatch(run, networks))
     # Several ranks have one backward pass, whatever is set; here there is one.
-    ppo = run.ppo if run.ranks == 1 else replace(run.ppo, backward="together")
+    ppo = run.ppo if run.is_alone else replace(run.ppo, backward="together")
     objective = Objective(
         networks=networks.trained,
         reference=networks.reference,
@@ -199,9 +199,10 @@ def update(run: Run, networks: Networks, tally: ByteTally) -> None:
                 backward=torch.autograd.backward,
                 part=part,
             )
-        for group in networks.optimizer.param_groups:
-            gradient_norm(group["params"])
-        networks.optimizer.step()
+        if not run.strategy.cuts_states:  # a step on parts makes no whole tensors
+            for group in networks.optimizer.param_groups:
+                gradient_norm(group["params"])
+            networks.optimizer.step()
         networks.optimizer.zero_grad()
 
 

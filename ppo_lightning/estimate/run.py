@@ -18,6 +18,7 @@ from ppo_lightning.configs import (
     SamplingConfig,
 )
 from ppo_lightning.configs.checks import require, require_at_least
+from ppo_lightning.estimate.strategy import Strategy
 
 Device = Literal["cpu", "cuda"]
 
@@ -73,7 +74,9 @@ class Run:
         rewards: Learned ones; rules take next to nothing.
         precision: Of the Trainer.
         device: What the networks lie on.
-        ranks: Processes that share the responses; each has all weights.
+        ranks: Processes.
+        strategy: What they share besides the responses.
+        tensor_limit: Most ranks that could compute a layer together, as far as is known.
         mapped: Of a CPU: whether large blocks are mapped, see ``ppo_lightning.estimate.process``.
     """
 
@@ -90,11 +93,18 @@ class Run:
     precision: str = "32-true"
     device: Device = "cpu"
     ranks: int = 1
+    strategy: Strategy = field(default_factory=Strategy)
+    tensor_limit: int = 1
     mapped: bool = False
 
     def __post_init__(self) -> None:
         require_at_least("prompt_tokens", self.prompt_tokens, 1)
         require_at_least("ranks", self.ranks, 1)
+        require(
+            self.ranks % self.strategy.tensor == 0,
+            f"`--tensor-parallel {self.strategy.tensor}` does not divide the {self.ranks} ranks "
+            "of `trainer.devices` and `trainer.num_nodes`.",
+        )
         require(
             self.precision in _COMPUTES,
             f"`precision` must be one of {', '.join(_COMPUTES)} for an estimate, "
@@ -102,9 +112,32 @@ class Run:
         )
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that read different responses."""
+        return self.ranks // self.strategy.tensor
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is of one process."""
+        return self.ranks == 1
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether ranks add gradients up: they then last as long as an update."""
+        return self.strategy.kind != "single"
+
+    @property
+    def takes_process(self) -> bool:
+        """Whether what a process on a CPU takes is part of the estimate.
+
+        It was measured where every process holds whole networks, on one machine.
+        """
+        return self.device == "cpu" and self.strategy.kind in ("single", "ddp")
+
+    @property
     def num_responses(self) -> int:
         """Of an iteration on one rank, at most."""
-        return -(-self.buffer.num_responses // self.ranks)
+        return -(-self.buffer.num_responses // self.data_ranks)
 
     @property
     def minibatch_rows(self) -> int:

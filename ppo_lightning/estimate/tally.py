@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,14 +22,16 @@ class ByteTally(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         logits_width: Tensors with so many columns are counted as logits.
+        left_out: Kinds that are claimed and count nothing.
 
     Attributes:
         peak: Most bytes at once since ``restart``.
         at_peak: What they were, by kind.
     """
 
-    def __init__(self, *, logits_width: int | None = None) -> None:
+    def __init__(self, *, logits_width: int | None = None, left_out: Collection[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._left_out = left_out
         self._kinds: dict[int, str] = {}
         self._now: Counter[str] = Counter()
         self._logits_width = logits_width
@@ -56,8 +58,8 @@ class ByteTally(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._see(tensor, kind)
             key = id(tensor.untyped_storage())
             size = tensor.untyped_storage().nbytes()
-            self._now[self._kinds[key]] -= size
-            self._now[kind] += size
+            self._add(self._kinds[key], -size)
+            self._add(kind, size)
             self._kinds[key] = kind
 
     def rename(self, old: str, new: str) -> None:
@@ -84,14 +86,17 @@ class ByteTally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = storage.nbytes()
         self._kinds[key] = kind
         weakref.finalize(storage, self._forget, key, size)
-        self._now[kind] += size
-        self._total += size
+        self._add(kind, size)
         if self._total > self.peak:
             self.peak, self.at_peak = self._total, +self._now
 
     def _forget(self, key: int, size: int) -> None:
-        self._now[self._kinds.pop(key)] -= size
-        self._total -= size
+        self._add(self._kinds.pop(key), -size)
+
+    def _add(self, kind: str, size: int) -> None:
+        if kind not in self._left_out:
+            self._now[kind] += size
+            self._total += size
 
 
 class Blank:

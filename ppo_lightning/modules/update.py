@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,9 @@ from ppo_lightning.types import Experience, Sequences
 
 _COLUMNS = ("old_logprobs", "old_values", "ref_logprobs", "advantages", "returns")
 """Fields of ``Experience`` with a number for each response token."""
+
+
+Unsynced = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,7 @@ def accumulate_gradients(
     backward: Callable[[Tensor], None],
     part: Part = "both",
     idle: Sequence[nn.Parameter] = (),
+    unsynced: Unsynced = nullcontext,
 ) -> Terms:
     """Run forward and backward over a minibatch, one backward for each microbatch.
 
@@ -105,6 +110,7 @@ def accumulate_gradients(
         backward: Lightning's ``manual_backward``.
         part: What is trained.
         idle: Parameters that the loss does not reach; see ``touch``.
+        unsynced: Context of a backward pass whose gradients stay this rank's until a later one.
 
     Returns:
         Sums over this rank's microbatches; ``loss`` is detached.
@@ -115,13 +121,14 @@ def accumulate_gradients(
     counts = Counts(tokens, sequences)
     loss, sums = mask.new_zeros((), dtype=torch.float64), mask.new_zeros(len(SUMS)).double()
     ratio_max = first_error = torch.zeros((), device=mask.device)
-    for microbatch in microbatches(minibatch, objective):
-        for piece in objective.parts(part):
+    pieces = [(m, p) for m in microbatches(minibatch, objective) for p in objective.parts(part)]
+    for number, (microbatch, piece) in enumerate(pieces, 1):
+        with nullcontext() if number == len(pieces) else unsynced():
             terms = objective.microbatch(microbatch, coefficients, counts, piece)
             backward(terms.loss + touch(idle) if idle else terms.loss)
-            loss, sums = loss + terms.loss.detach(), sums + terms.sums
-            ratio_max = torch.maximum(ratio_max, terms.ratio_max)
-            first_error = torch.maximum(first_error, terms.first_error)
+        loss, sums = loss + terms.loss.detach(), sums + terms.sums
+        ratio_max = torch.maximum(ratio_max, terms.ratio_max)
+        first_error = torch.maximum(first_error, terms.first_error)
     return Terms(loss, sums, ratio_max, first_error)
 
 

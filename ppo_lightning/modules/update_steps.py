@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -148,6 +149,7 @@ class UpdateSteps(HeldOutSteps):
             part,
             optimizer=optimizer,
             backward=self.manual_backward,
+            unsynced=getattr(self.trainer.model, "no_sync", nullcontext),  # DDP's
             dtype=self._compute_dtype(),
         )
         self.ledger.add_step(part, terms, report, optimizer.param_groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from ppo_lightning.modules.objective import SUMS, Coefficients, Terms
 from ppo_lightning.modules.optim import clip_gradients, drop_gradients, gradient_norm
 from ppo_lightning.modules.passes import IDLE, Part, pass_plan
 from ppo_lightning.modules.text_mix import TextMix
-from ppo_lightning.modules.update import Objective, accumulate_gradients, kl_old_of
+from ppo_lightning.modules.update import Objective, Unsynced, accumulate_gradients, kl_old_of
 from ppo_lightning.types import MiniBatch
 
 Stop = Literal["kl", "given up"]
@@ -96,6 +97,7 @@ class Updater:
         *,
         optimizer: Any,
         backward: Callable[[Tensor], None],
+        unsynced: Unsynced = nullcontext,
         dtype: torch.dtype,
     ) -> tuple[Terms, StepReport]:
         """One forward and backward over the minibatch, then the step, or the reason for none.
@@ -105,13 +107,14 @@ class Updater:
             part: What it trains.
             optimizer: With the groups ``actor`` and ``critic``.
             backward: Lightning's ``manual_backward``.
+            unsynced: See ``accumulate_gradients``.
             dtype: Coarsest dtype of the forward pass.
 
         Raises:
             UpdateError: The ratio is not 1 where it must be, and ``guards.self_check`` is `error`.
         """
         parameters = {group["name"]: group["params"] for group in optimizer.param_groups}
-        terms = self._gradients(batch, part, parameters, backward)
+        terms = self._gradients(batch, part, parameters, backward, unsynced)
         norms = {name: gradient_norm(group) for name, group in parameters.items()}
         report = report_of(
             terms, norms["actor"], norms["critic"], limits=self._limits_of_step(part)
@@ -140,6 +143,7 @@ class Updater:
         part: Part,
         parameters: Mapping[str, Sequence[nn.Parameter]],
         backward: Callable[[Tensor], None],
+        unsynced: Unsynced,
     ) -> Terms:
         """Forward and backward; a group that is not trained is left without a gradient."""
         idle = IDLE[part]
@@ -156,6 +160,7 @@ class Updater:
             backward=backward,
             part=part,
             idle=untouched if shares_gradients(untouched) else (),
+            unsynced=unsynced,
         )
         if self.text_mix is not None and part != "critic":
             terms = self.text_mix.add(terms, self.objective, batch, parameters, backward)

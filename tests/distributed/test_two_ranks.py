@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.testing import assert_close
 
 from ppo_lightning.configs import GroupConfig, GuardConfig, LoraConfig, OptimizerConfig
@@ -250,3 +251,34 @@ def strict_review(model_dir, folder):
 
 def test_a_strict_review_ends_all_ranks_with_its_message(tiny_llama_dir, tmp_path):
     assert run_on_ranks(strict_review, 2, tiny_llama_dir, tmp_path) == [True, True]
+
+
+def reductions_of_an_update(model_dir, folder, tokens):
+    """Buckets of gradients that ranks add up in one minibatch of several microbatches."""
+    module = ppo_module(model_dir, ppo={"num_update_epochs": 1, "microbatch_tokens": tokens})
+    counted = Counted()
+    fit_on_two(folder, module, "ddp", callbacks=[counted], max_epochs=1)
+    return counted.number
+
+
+class Counted(pl.Callback):
+    """Counts what DDP hands to its communication hook."""
+
+    def __init__(self):
+        self.number = 0
+
+    def on_train_start(self, trainer, pl_module):
+        trainer.strategy.model.register_comm_hook(self, Counted.hook)
+
+    @staticmethod
+    def hook(
+        counted: object, bucket: torch.distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        counted.number += 1
+        return allreduce_hook(None, bucket)
+
+
+def test_t38_ranks_add_gradients_up_once_for_all_microbatches(tiny_llama_dir, tmp_path):
+    whole, _ = run_on_ranks(reductions_of_an_update, 2, tiny_llama_dir, tmp_path, None)
+    cut, _ = run_on_ranks(reductions_of_an_update, 2, tiny_llama_dir, tmp_path, 20)
+    assert whole == cut > 0

@@ -2,6 +2,8 @@
 
 from tests.helpers.mutations.base import fault
 
+_SHARDING = "unit/estimate/test_sharding.py::"
+_TRAFFIC = "unit/estimate/test_traffic.py::"
 _PROCESS = "unit/estimate/test_process.py::"
 
 MUTATIONS = (
@@ -11,5 +13,33 @@ MUTATIONS = (
         'return MIXED if mixed and stage != "reward" else PLAIN',
         "return MIXED if mixed else PLAIN",
         _PROCESS + "test_what_a_stage_leaves_in_the_heap_follows_from_its_tensors",
+    ),
+    fault(  # the rollout gathers a block at a time in an estimate, the whole actor in a run
+        "T47",
+        "estimate/sharding.py",
+        "        return sizes.actor.weights\n",
+        "        return sizes.actor.block\n",
+        _SHARDING + "test_what_is_put_together",
+    ),
+    fault(
+        "T47",
+        "estimate/sharding.py",
+        "if part in _WEIGHTS:",
+        "if part in _WEIGHTS[:2]:",
+        _SHARDING + "test_each_strategy_cuts_what_it_says",
+    ),
+    fault(  # gradients of a whole minibatch, where they are reduced for each microbatch
+        "T38",
+        "estimate/traffic.py",
+        "    passes = steps * work.microbatches\n",
+        "    passes = steps\n",
+        _TRAFFIC + "test_ddp_adds_gradients_up_for_each_minibatch",
+    ),
+    fault(
+        "T49",
+        "estimate/traffic.py",
+        "return steps * all_reduce_bytes(gradients, ranks)",
+        "return steps * reduce_scatter_bytes(gradients, ranks)",
+        _TRAFFIC + "test_ddp_adds_gradients_up_for_each_minibatch",
     ),
 )

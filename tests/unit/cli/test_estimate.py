@@ -5,15 +5,16 @@ import json
 import pytest
 
 from ppo_lightning.cli.main import main
-from ppo_lightning.estimate import Estimate, Estimator, StagePeak
+from ppo_lightning.estimate import ARCHITECTURES, Architecture, Estimate, Estimator, StagePeak
 from tests.helpers.cli import changed, run_cli, tiny_config, write_config
 from tests.helpers.tiny_models import build_llama
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """One block: more of them are more of the same operations."""
-    return build_llama(tmp_path_factory.mktemp("tiny") / "llama", num_hidden_layers=1)
+    """One block: more of them are more of the same operations. Two ranks can share it."""
+    folder = tmp_path_factory.mktemp("tiny") / "llama"
+    return build_llama(folder, num_hidden_layers=1, num_key_value_heads=2)
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_run_of_several_ranks_and_another_device(tell, config):
     trainer = config["trainer"] | {"accelerator": "gpu", "devices": 2}
     code, said = tell(config | {"trainer": trainer})
     assert code == 0
-    assert "4 responses in 2 minibatches on 2 ranks, the memory of one." in said.out
+    assert "4 responses in 2 minibatches on 2 ranks (ddp), the memory of one." in said.out
     assert "heap" not in said.out
 
 
@@ -148,3 +149,93 @@ def test_what_cannot_be_used_is_named(tell, config, key, value, options, said):
 def test_a_config_that_is_not_there(capsys):
     assert main(["estimate", "--config", "nowhere.yaml"]) == 2
     assert "the config file `nowhere.yaml` does not exist." in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- clusters
+
+FSDP = ["--trainer.strategy", "fsdp", "--trainer.devices", "4", "--trainer.accelerator", "gpu"]
+
+
+def test_a_cluster_is_told_memory_traffic_and_time(tell, config):
+    code, said = tell(config, *FSDP)
+    assert code == 0
+    assert "on 4 ranks (fsdp), the memory of one." in said.out
+    assert "\ngathered " in said.out
+    assert "heap" not in said.out
+    assert "Sent by each rank in an iteration" in said.out
+    assert "weights for the rollout" in said.out
+    assert "response tokens a second over all ranks" in said.out
+    assert "Not measured. It assumes GPUs of 989 teraflops" in said.out
+    assert "It fits 67.1 GB" in said.out  # 90 % of 80e9 bytes
+
+
+def test_what_each_option_of_a_cluster_changes(tell, config):
+    def told(*options):
+        return json.loads(tell(config, "--json", *FSDP, *options)[1].out)
+
+    base, other = told(), told("--hardware", "h200", "memory_share=0.5", "network_bandwidth=1e9")
+    assert (base["strategy"], base["ranks"], base["limit"]) == ("fsdp", 4, int(0.9 * 80e9))
+    assert other["limit"] == int(0.5 * 141e9)
+    assert other["seconds"]["rollout"] < base["seconds"]["rollout"]  # faster memory
+    pushed = told("--asynchronous")["sent_bytes"]
+    assert pushed.keys() - base["sent_bytes"].keys() == {"weights to a generator"}
+    tensor = told("--tensor-parallel", "2")
+    assert tensor["strategy"] == "fsdp, tensor 2"
+    assert "tensor parallel" in tensor["sent_bytes"]
+    nodes = told("--trainer.num_nodes", "4")
+    assert nodes["ranks"] == 16
+    load = [sum(one["stages"]["load"].values()) for one in (base, nodes)]
+    assert load[1] == pytest.approx(load[0] / 4, rel=0.01)
+
+
+def test_a_strategy_by_its_class(tell, config):
+    strategy = {
+        "class_path": "ppo_lightning.modules.FSDP2Strategy",
+        "init_args": {"tensor_parallel_size": 2},
+    }
+    trainer = config["trainer"] | {"accelerator": "gpu", "devices": 4, "strategy": strategy}
+    found = json.loads(tell(config | {"trainer": trainer}, "--json")[1].out)
+    assert found["strategy"] == "fsdp, tensor 2"
+
+
+def test_a_model_that_is_not_on_the_disk(tell, config, monkeypatch):
+    small = {"tiny": Architecture(**(vars(ARCHITECTURES["llama-3.2-1b"]) | {"layers": 3}))}
+    monkeypatch.setattr("ppo_lightning.estimate.architectures.ARCHITECTURES", small)
+    config = changed(config, "model.init_args.policy.path", "./nowhere")
+    options = ["--architecture", "tiny", "--prompt-tokens", "8", "--trainer.accelerator", "auto"]
+    code, said = tell(config, "--json", *options)
+    found = json.loads(said.out)
+    assert (code, found["device"], found["ranks"]) == (0, "cuda", 1)
+    assert found["stages"]["load"]["actor"] >= 4 * small["tiny"].parameters
+
+
+def test_what_does_not_fit_a_gpu_is_told_with_the_way_out(tell, config):
+    options = [*FSDP[2:], "--trainer.strategy", "ddp", "--hardware"]
+    found = json.loads(tell(config, "--json", *options, "h100")[1].out)
+    peak = found["peak"]["bytes"]
+    code, said = tell(config, *options, f"memory={0.95 * peak}", "memory_share=1")
+    assert code == 1
+    assert "It does not fit" in said.out
+    assert "--trainer.strategy fsdp" in said.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--trainer.strategy", "xla"], "`trainer.strategy: xla` cannot be estimated: set one of"),
+        (["--tensor-parallel", "2"], "tensor parallel goes with `fsdp`"),
+        ([*FSDP, "--tensor-parallel", "3"], "`--tensor-parallel 3` does not divide"),
+        ([*FSDP, "--tensor-parallel", "0"], "`--tensor-parallel` must be at least 1, got 0."),
+        (["--architecture", "llama-3.1-8b"], "give `--prompt-tokens N`"),
+        (["--architecture", "x", "--prompt-tokens", "4"], "`--architecture x` is not known"),
+        (["--hardware", "h100", "--device", "cpu"], "`--hardware` is about GPUs"),
+        (["--hardware", "tpu"], "`--hardware tpu` is not known"),
+        (["--trainer.num_nodes", "2", "--trainer.devices", "auto"], "leaves open how many GPUs"),
+        (["--trainer.num_nodes", "0"], "`trainer.num_nodes` must be at least 1, got 0."),
+    ],
+)
+def test_what_cannot_be_a_cluster_is_named(tell, config, options, said):
+    code, printed = tell(config, *options)
+    assert code == 2
+    assert printed.err.startswith("ppo-lightning: ")
+    assert said in printed.err
