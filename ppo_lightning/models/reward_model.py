@@ -17,6 +17,7 @@ from ppo_lightning.models.inputs import ModelInputs, call_model
 from ppo_lightning.models.loading import load_reward_model
 from ppo_lightning.models.precision import quantise_linears
 from ppo_lightning.models.score_head import exact_head, exact_linear
+from ppo_lightning.models.sharding import shard_over_all
 from ppo_lightning.types import Message
 
 if TYPE_CHECKING:
@@ -158,6 +159,11 @@ class SequenceScorer(ScorerTokens):
         """Load model and tokenizer from a folder; ``options`` go to the constructor."""
         loaded = load_reward_model(path, dtype=dtype, trust_remote_code=trust_remote_code)
         return cls(*loaded, **options)
+
+    def shard(self, device: torch.device) -> None:
+        """Cut the trunk's weights over all ranks; see ``distributed.gathered``."""
+        self._fingerprint = fingerprint(self.model)
+        shard_over_all(self.model.base_model, device)
 
     def to(self, device: torch.device | str) -> SequenceScorer:
         """Move the model."""

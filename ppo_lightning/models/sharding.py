@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 
-from ppo_lightning.distributed import shard
+from ppo_lightning.distributed import shard, world_size
 from ppo_lightning.errors import ModelError
 from ppo_lightning.models.actor_critic import ActorCritic
 from ppo_lightning.models.adapters import base_causal_lm, block_names
@@ -31,8 +32,8 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
         names = block_names(cast("PreTrainedModel", model))
     except ValueError as error:
         raise ModelError(
-            f"`trainer.strategy: fsdp`: a {type(model).__name__} has no one list of blocks to cut. "
-            "Use `ddp`."
+            f"a {type(model).__name__} has no one list of blocks that could be cut over ranks: use "
+            "`trainer.strategy: ddp`, or leave out `shard` of a reward."
         ) from error
     if mesh["tensor_parallel"].size() > 1:
         split_layers(model, names, mesh["tensor_parallel"])
@@ -55,3 +56,20 @@ def shard_networks(networks: ActorCritic, mesh: DeviceMesh) -> None:
     head = networks.value_head if networks.critic is None else networks.critic.head
     assert head is not None
     shard(head, (), mesh["data_parallel"])
+
+
+def shard_over_all(model: nn.Module, device: torch.device) -> None:
+    """Cut a frozen model over all ranks, whichever share a replica; no layer is cut.
+
+    Args:
+        model: See ``shard_model``.
+        device: Of this rank.
+
+    Raises:
+        ModelError: See ``shard_model``.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = ("data_parallel", "tensor_parallel")
+    mesh = init_device_mesh(device.type, (world_size(), 1), mesh_dim_names=names)
+    shard_model(model, mesh)

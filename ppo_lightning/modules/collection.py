@@ -113,7 +113,7 @@ class Collection:
         """
         with self.stage("rollout"), self.precision():
             rollout = self._sample(prompts, policy_version)
-        with self.stage("reward"):
+        with self.stage("reward"), gathered(*self.rewards.sharded_networks()):
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(
                 completions, groups=prompts.groups, reduce=all_reduce_sum, iteration=iteration

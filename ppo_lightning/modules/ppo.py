@@ -236,7 +236,9 @@ class PPOModule(UpdateSteps):
     @override
     def gathered(self) -> AbstractContextManager[None]:
         assert self.networks is not None
-        return gathered(self.networks.actor, self.reference.network)
+        judges = () if self.gold is None else self.gold.sharded_networks()
+        rewards = self.reward_pipeline.sharded_networks()
+        return gathered(self.networks.actor, self.reference.network, *rewards, *judges)
 
     def _stops(self) -> StopRules:
         assert self.networks is not None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_lightning.configs import Constraint, WeightSchedule
 from ppo_lightning.configs.checks import require, require_fields
@@ -59,6 +59,10 @@ class Reward(ABC):
         Args:
             device: Where models of the run live.
         """
+
+    def sharded_networks(self) -> Sequence[nn.Module]:
+        """Networks whose weights may lie in shards: they are put together before it is asked."""
+        return ()
 
     def fingerprint(self) -> str:
         """Digest of loaded weights, by which a resumed run notices other ones; ``""`` for none."""

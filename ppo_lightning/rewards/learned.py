@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_lightning.configs import DType, Quantization
 from ppo_lightning.configs.checks import require, require_at_least, require_fields
+from ppo_lightning.distributed import is_distributed
 from ppo_lightning.errors import ConfigError, ModelError
 from ppo_lightning.io import read_text
 from ppo_lightning.rewards.base import Reward
@@ -77,6 +78,8 @@ class SequenceClassifierReward(Reward):
         chat_template: Jinja text, or a file that holds it, in place of the tokenizer's own.
         batch_tokens: Most tokens in a forward pass, padding included (a longer text goes alone);
             null counts texts only.
+        shard: Keep its weights in shards over the ranks of the run, and put them together while it
+            scores: less memory for updates.
     """
 
     def __init__(
@@ -95,7 +98,12 @@ class SequenceClassifierReward(Reward):
         quantization: Quantization | None = None,
         chat_template: str | None = None,
         batch_tokens: int | None = None,
+        shard: bool = False,
     ) -> None:
+        require(
+            not (shard and (quantization is not None or device != "auto")),
+            "`shard` goes with neither `quantization` nor `device`: leave those out, or it.",
+        )
         require_at_least("max_length", max_length, 1)
         require_at_least("batch_size", batch_size, 1)
         require_at_least("batch_tokens", batch_tokens, 1)
@@ -117,6 +125,7 @@ class SequenceClassifierReward(Reward):
         self.quantization = quantization
         self.chat_template = chat_template
         self.batch_tokens = batch_tokens
+        self.shard = shard
         self._reading = self._with_own(Reading())
         self._scorer: SequenceScorer | None = None
 
@@ -134,7 +143,13 @@ class SequenceClassifierReward(Reward):
             _require_scores(self.path)
             self._reading = self._with_own(folder_reading(self.path))
             self._scorer = self._load()
+            if self.shard and is_distributed():
+                self._scorer.shard(own)
         self._scorer.to(own)
+
+    def sharded_networks(self) -> Sequence[nn.Module]:
+        """The model, once it is loaded."""
+        return () if self._scorer is None else (self._scorer.model,)
 
     def fingerprint(self) -> str:
         """Digest of the model's weights; ``""`` before ``setup``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_lightning.configs import Constraint, RewardProcessing
 from ppo_lightning.configs.checks import require
@@ -132,6 +132,10 @@ class RewardPipeline:
         for term in self.terms:
             with blamed_on(term.name):
                 term.component.setup(self._device)
+
+    def sharded_networks(self) -> list[nn.Module]:
+        """Networks of the components whose weights may lie in shards."""
+        return [network for term in self.terms for network in term.component.sharded_networks()]
 
     def fingerprints(self) -> dict[str, str]:
         """Digests of the components that have loaded weights, by name."""

@@ -7,22 +7,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from ppo_lightning.callbacks import ActorEMA, ExportModel
 from ppo_lightning.cli.main import main
 from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
-from ppo_lightning.distributed import rank, whole
+from ppo_lightning.distributed import is_shard, rank, whole
 from ppo_lightning.errors import ConfigError, ModelError
 from ppo_lightning.models.tensor_parallel import split_layers
-from ppo_lightning.modules import FSDP2Strategy
+from ppo_lightning.modules import FSDP2Strategy, last_checkpoint
 from ppo_lightning.modules.sharded_strategy import check_shardable
+from ppo_lightning.rewards import RewardTerm, SequenceClassifierReward
 from ppo_lightning.rollout import NativeEngine
 from tests.distributed.test_two_ranks import VARIANTS
 from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.runs import data_module, fit, ppo_module
+from tests.helpers.runs import Recorder, data_module, fit, ppo_module, trainer
 from tests.helpers.tiny_models import build_gpt2, build_llama
 
 ALL = {
@@ -233,3 +235,47 @@ def test_t46_ranks_may_decode_for_different_numbers_of_steps(tiny_gpt2_dir, tmp_
     first, second = run_on_ranks(uneven, 2, tiny_gpt2_dir, tmp_path, 2)
     assert first == (1, [4.0, 4.0, 4.0])
     assert second == (8, [4.0, 4.0, 4.0])
+
+
+def judged(model_dir, reward_dir, folder, kind, shard):
+    """Train for a learned reward, and be judged by another on an uneven number of prompts."""
+    rewards = [SequenceClassifierReward(str(reward_dir), shard=shard) for _ in range(2)]
+    module = ppo_module(
+        model_dir, rewards=[RewardTerm(name="score", component=rewards[0])], gold=rewards[1]
+    )
+    held_out = ["no", "you", "yes yes"]
+    run = trainer(
+        folder,
+        strategy={"one": "auto", "ddp": "ddp", "fsdp": FSDP2Strategy()}[kind],
+        devices=1 if kind == "one" else 2,
+        callbacks=[recorder := Recorder()],
+    )
+    cut = Cut(rewards)
+    run.callbacks.append(cut)
+    run.fit(module, data_module(val_prompts=held_out, val_batch_size=1))
+    own = [(s.raw_score_mean, s.to_log()["val/greedy/gold"]) for s in recorder.stats]
+    return own, cut.found, last_checkpoint(run) is not None
+
+
+class Cut(Callback):
+    """Notes which models lie in shards when the update begins."""
+
+    def __init__(self, rewards):
+        self.rewards = rewards
+
+    def on_stage_start(self, trainer, module, name):
+        if name == "update":
+            networks = [n for reward in self.rewards for n in reward.sharded_networks()]
+            self.found = [all(map(is_shard, n.base_model.parameters())) for n in networks]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_learned_reward_in_shards_says_what_a_whole_one_does(
+    tiny_gpt2_dir, tiny_reward_dir, tmp_path, kind
+):
+    settings = (tiny_gpt2_dir, tiny_reward_dir, tmp_path)
+    ((alone, _, _),) = run_on_ranks(judged, 1, *settings, "one", False)
+    for scores, cut, written in run_on_ranks(judged, 2, *settings, kind, True):
+        assert cut == [True, True]
+        assert written
+        assert scores == [pytest.approx(pair, rel=1e-4) for pair in alone]
