@@ -100,17 +100,10 @@ class SequenceClassifierReward(Reward):
         batch_tokens: int | None = None,
         shard: bool = False,
     ) -> None:
-        require(
-            not (shard and (quantization is not None or device != "auto")),
-            "`shard` goes with neither `quantization` nor `device`: leave those out, or it.",
-        )
         require_at_least("max_length", max_length, 1)
         require_at_least("batch_size", batch_size, 1)
         require_at_least("batch_tokens", batch_tokens, 1)
-        require(
-            quantization in (None, "int8", "nf4"),
-            f"`quantization` must be int8, nf4 or null, got {quantization!r}.",
-        )
+        _require_kept(quantization, device, shard)
         self.path = path
         self.label = label
         self.transform = transform
@@ -207,6 +200,18 @@ class SequenceClassifierReward(Reward):
             chat_template=None if template is None else template_text(template),
             quantization=self.quantization,
         )
+
+
+def _require_kept(quantization: str | None, device: str, shard: bool) -> None:
+    """Check how the weights are kept."""
+    require(
+        quantization in (None, "int8", "nf4"),
+        f"`quantization` must be int8, nf4 or null, got {quantization!r}.",
+    )
+    require(
+        not (shard and (quantization is not None or device != "auto")),
+        "`shard` goes with neither `quantization` nor `device`: leave those out, or it.",
+    )
 
 
 _ANSWERING = {"sft": "an SFT model", "ppo": "a model that PPO has trained"}

@@ -185,3 +185,9 @@ def test_eight_bits(tiny_reward_dir):
         SequenceClassifierReward("folder", quantization="int4")
     with pytest.raises(ValueError, match="`batch_tokens`"):
         SequenceClassifierReward("folder", batch_tokens=0)
+
+
+@pytest.mark.parametrize("other", [{"quantization": "int8"}, {"device": "cpu"}])
+def test_shards_go_with_no_other_place(other):
+    with pytest.raises(ValueError, match="`shard` goes with neither `quantization` nor `device`"):
+        SequenceClassifierReward("unused", shard=True, **other)
