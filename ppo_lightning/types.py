@@ -205,6 +205,8 @@ class Rollout(TensorRecord):
             before top-k/top-p. ``[B, R]`` float32, 0 at padding.
         truncated: True where the response ended without an end token or stop string. ``[B]`` bool.
         policy_version: Number of optimiser steps behind the weights that sampled.
+        versions: The same for each response, where they are of several weights; None where not.
+            ``[B]`` long.
     """
 
     prompts: PromptBatch
@@ -213,6 +215,14 @@ class Rollout(TensorRecord):
     sampler_logprobs: Tensor
     truncated: Tensor
     policy_version: int
+    versions: Tensor | None = None
+
+    @property
+    def sampled_by(self) -> Tensor:
+        """Version of the weights that sampled each response. ``[B]`` long."""
+        if self.versions is not None:
+            return self.versions
+        return torch.full_like(self.prompts.indices, self.policy_version)
 
     @property
     def sequences(self) -> Sequences:
@@ -266,6 +276,9 @@ class Experience(TensorRecord):
         num_responses: Responses in the buffer over all ranks.
         iteration: Number of the iteration, from 0.
         policy_version: Optimiser steps behind the weights that sampled.
+        importance_weights: Factor on the policy loss of each token, where responses are not of the
+            policy that ``old_logprobs`` are of; None is 1 everywhere. ``[B, R]`` float32, 0 at
+            padding.
     """
 
     sequences: Sequences
@@ -278,6 +291,7 @@ class Experience(TensorRecord):
     num_responses: int
     iteration: int
     policy_version: int
+    importance_weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -19,6 +19,7 @@ from ppo_lightning.configs.ptx import PTXConfig
 from ppo_lightning.configs.reward_model import BackboneConfig, PreferenceConfig, ReadingConfig
 from ppo_lightning.configs.rewards import Constraint, RewardProcessing, WeightSchedule
 from ppo_lightning.configs.sampling import SamplingConfig
+from ppo_lightning.configs.staleness import StalenessConfig
 from ppo_lightning.configs.validation import ValidationConfig
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "ReferenceConfig",
     "RewardProcessing",
     "SamplingConfig",
+    "StalenessConfig",
     "ValidationConfig",
     "WeightSchedule",
 ]

@@ -20,6 +20,7 @@ from ppo_lightning.configs.ptx import PTXConfig
 from ppo_lightning.configs.reward_model import BackboneConfig, PreferenceConfig, ReadingConfig
 from ppo_lightning.configs.rewards import Constraint, RewardProcessing, WeightSchedule
 from ppo_lightning.configs.sampling import SamplingConfig
+from ppo_lightning.configs.staleness import StalenessConfig
 from ppo_lightning.configs.validation import ValidationConfig
 
 SECTIONS: tuple[tuple[str, type, str], ...] = (
@@ -45,6 +46,7 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("model.init_args.reward_processing", RewardProcessing, ""),
     ("model.init_args.validation", ValidationConfig, ""),
     ("model.init_args.guards", GuardConfig, ""),
+    ("model.init_args.staleness", StalenessConfig, ""),
     ("model.init_args.ptx", PTXConfig, "Null, the default, is PPO alone."),
     ("data.init_args.buffer", BufferConfig, ""),
     ("model.init_args.backbone", BackboneConfig, "Of `RewardModule`."),

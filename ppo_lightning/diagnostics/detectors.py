@@ -73,6 +73,7 @@ def dropped_responses(history: History, config: DetectorConfig) -> Verdict | Non
     """So many responses were dropped that the rewards, or the networks, must be broken."""
     now = history[-1]
     dropped, sampled = now.dropped_responses or 0.0, now.num_responses or 0.0
+    dropped -= now.stale_dropped or 0.0  # by a rule, and no sign of illness
     if config.dropped_share is None or not dropped or dropped < config.dropped_share * sampled:
         return None
     by_network = now.nonfinite_responses or 0.0

@@ -32,6 +32,7 @@ from ppo_lightning.functional.groups import (
     in_flat_group,
     leave_one_out,
 )
+from ppo_lightning.functional.importance import ImportanceTerms, truncated_importance_weights
 from ppo_lightning.functional.kl import KLEstimator, full_kl, kl_estimate, kl_loss_per_token
 from ppo_lightning.functional.logprobs import (
     entropy_from_logits,
@@ -121,6 +122,7 @@ from ppo_lightning.functional.stats import (
 )
 
 __all__ = [
+    "ImportanceTerms",
     "KLEstimator",
     "KLPlacement",
     "LengthBias",
@@ -215,6 +217,7 @@ __all__ = [
     "spread_over",
     "token_logprobs",
     "token_rewards",
+    "truncated_importance_weights",
     "upcast",
     "value_loss_per_token",
     "whiten",

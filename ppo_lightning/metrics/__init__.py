@@ -13,6 +13,7 @@ from ppo_lightning.metrics.schema import (
     section_specs,
 )
 from ppo_lightning.metrics.sft import SFTStats
+from ppo_lightning.metrics.staleness import StalenessStats
 from ppo_lightning.metrics.stats import IterationStats
 from ppo_lightning.metrics.supervised import STEP, StepStats
 from ppo_lightning.metrics.update import UpdateStats
@@ -32,6 +33,7 @@ __all__ = [
     "RunStats",
     "SFTStats",
     "SectionSpec",
+    "StalenessStats",
     "StepStats",
     "Sums",
     "TimeStats",

@@ -16,6 +16,7 @@ from ppo_lightning.metrics.schema import (
     section_specs,
 )
 from ppo_lightning.metrics.sft import SFTStats
+from ppo_lightning.metrics.staleness import StalenessStats
 from ppo_lightning.metrics.stats import ITERATION, IterationStats
 from ppo_lightning.metrics.supervised import STEP, StepStats
 from ppo_lightning.metrics.update import UpdateStats
@@ -63,6 +64,7 @@ def metrics_markdown() -> str:
     parts = [_INTRODUCTION]
     for title, record in (
         ("Rollout", RolloutStats),
+        ("Age of the responses", StalenessStats),
         ("Update", UpdateStats),
         ("Time", TimeStats),
         ("Run", RunStats),

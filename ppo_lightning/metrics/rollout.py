@@ -236,7 +236,8 @@ class RolloutStats:
         "rollout/dropped_responses",
         "responses",
         "total",
-        "left out of the buffer: no tokens, or a score, log-probability or value not finite",
+        "left out of the buffer: no tokens, a score, log-probability or value not finite, or too "
+        "old for `staleness`",
         healthy=(0.0, 0.0),
     )
     nonfinite_responses: float | None = metric(

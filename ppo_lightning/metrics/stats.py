@@ -9,6 +9,7 @@ from typing import Any
 from ppo_lightning.metrics.resources import RunStats, TimeStats
 from ppo_lightning.metrics.rollout import ComponentStats, RolloutStats
 from ppo_lightning.metrics.schema import metric_specs, section, section_specs
+from ppo_lightning.metrics.staleness import StalenessStats
 from ppo_lightning.metrics.update import UpdateStats
 from ppo_lightning.metrics.validation import AnswerStats
 
@@ -17,7 +18,7 @@ _COMPONENT_PREFIX = "rollout/reward/{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterationStats(RolloutStats, UpdateStats, TimeStats, RunStats):
+class IterationStats(RolloutStats, StalenessStats, UpdateStats, TimeStats, RunStats):
     """All that was measured in one iteration, over all ranks; what callbacks read.
 
     A number is None when it was not measured. The bases hold the metrics, one field each, with

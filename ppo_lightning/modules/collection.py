@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
-from ppo_lightning.distributed import all_reduce_sum, gathered
+from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig, StalenessConfig
+from ppo_lightning.distributed import all_reduce_sum, any_rank, gathered
 from ppo_lightning.functional import in_flat_group, spread_over
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.decision import Limits
 from ppo_lightning.rewards import RewardPipeline, RewardResult
 from ppo_lightning.rollout import (
+    BackgroundEngine,
+    Freshness,
     NetworkScores,
+    PolicyVersions,
     RolloutEngine,
+    RolloutsAhead,
     ShapedRollout,
     StopRules,
     build_experience,
     completions_of,
     finite_scores,
+    judged,
     score_with_networks,
     with_frozen_states,
 )
@@ -48,6 +54,7 @@ class Collected:
         returning: Whether the policy is beyond a bound on its KL to the reference, so that the
             buffer is to train the way back.
         nonfinite: Responses of which a network gave a number that is not finite. ``[B]`` bool.
+        freshness: How old the responses are, and what was done about it.
     """
 
     rollout: Rollout
@@ -59,6 +66,7 @@ class Collected:
     kept: Tensor
     nonfinite: Tensor
     returning: bool
+    freshness: Freshness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +85,9 @@ class Collection:
         kl: Penalty towards the reference.
         stage: Context of a named stage.
         precision: Context of a forward pass in the run's precision.
+        staleness: What becomes of responses of older weights.
+        versions: Of the run's weights.
+        ahead: Buffers that are sampled ahead, for engines that do so.
     """
 
     networks: ActorCritic
@@ -90,6 +101,9 @@ class Collection:
     kl: KLConfig
     stage: Callable[[str], AbstractContextManager[None]]
     precision: Callable[[], AbstractContextManager[None]]
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    versions: PolicyVersions = field(default_factory=PolicyVersions)
+    ahead: RolloutsAhead = field(default_factory=RolloutsAhead)
 
     def run(
         self,
@@ -112,7 +126,7 @@ class Collection:
             limits: On the KL to the reference.
         """
         with self.stage("rollout"), self.precision():
-            rollout = self._sample(prompts, policy_version)
+            rollout, freshness = self._sample(prompts, iteration, policy_version)
         with self.stage("reward"), gathered(*self.rewards.sharded_networks()):
             completions = completions_of(rollout, self.tokenizer)
             result = self.rewards(
@@ -121,11 +135,14 @@ class Collection:
         with self.stage("scoring"):
             sequences = self.with_frozen_states(rollout.sequences)
             networks, finite = finite_scores(self._network_scores(sequences))
-            kept = finite & _scored(result, rollout)
+            cap = self.staleness.importance_cap
+            freshness = freshness.weighed(networks.logprobs, rollout, cap=cap)
+            kept = finite & _scored(result, rollout) & ~freshness.dropped
             numbers = {"kl_coef": kl_coef, "num_responses": num_responses, "iteration": iteration}
             experience, shaped = self._build(
                 rollout, result, networks, kept, trunk=sequences.trunk, **numbers
             )
+            experience = replace(experience, importance_weights=freshness.weights)
         return Collected(
             rollout=rollout,
             completions=completions,
@@ -135,6 +152,7 @@ class Collection:
             experience=experience,
             kept=kept,
             nonfinite=~finite,
+            freshness=freshness,
             returning=_beyond(limits, networks, rollout.response_mask & kept[:, None]),
         )
 
@@ -168,15 +186,34 @@ class Collection:
             used = used & ~in_flat_group(scores, groups, kept, reduce=all_reduce_sum)
         return used
 
-    def _sample(self, prompts: PromptBatch, policy_version: int) -> Rollout:
-        with gathered(self.networks.actor):  # ranks take different numbers of steps
-            return self.engine.generate(
-                self.networks.actor,
-                prompts,
-                sampling=self.sampling,
-                stops=self.stops,
-                policy_version=policy_version,
-            )
+    def _sample(
+        self, prompts: PromptBatch, iteration: int, policy_version: int
+    ) -> tuple[Rollout, Freshness]:
+        """Have the prompts answered, and look at how old the answers are."""
+        self.versions.note(policy_version)
+        engine, actor = self.engine, self.networks.actor
+        settings: dict[str, Any] = {
+            "sampling": self.sampling,
+            "stops": self.stops,
+            "policy_version": policy_version,
+        }
+
+        def sample(asked: PromptBatch) -> Rollout:
+            with gathered(actor):  # ranks take different numbers of steps
+                return engine.generate(actor, asked, **settings)
+
+        if isinstance(engine, BackgroundEngine):
+            begin = partial(engine.begin, actor, **settings)
+            rollout = self.ahead.sample(engine, prompts, iteration=iteration, begin=begin)
+        else:
+            rollout = sample(prompts)
+        return judged(
+            rollout,
+            self.versions,
+            self.staleness,
+            sample=sample,
+            any_rank=partial(any_rank, device=prompts.prompt_ids.device),
+        )
 
     def with_frozen_states(self, sequences: Sequences) -> Sequences:
         """Add what the actor's frozen blocks make of a rollout's tokens, if it has any."""

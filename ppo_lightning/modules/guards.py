@@ -179,6 +179,8 @@ def warn_of_idle_update(stats: IterationStats) -> None:
     """
     if stats.steps_skipped_nonfinite:
         reason = "no loss and gradient was finite; the model's own weights may not be"
+    elif stats.stale_dropped and stats.stale_dropped == stats.num_responses:
+        reason = "every response was older than `staleness.max_lag`, and `on_stale: drop` left none"
     elif stats.dropped_responses == stats.num_responses:
         reason = (
             "every response was dropped, for want of tokens, a finite score or finite "

@@ -214,6 +214,16 @@ def _policy_terms(
     output: PolicyOutput, batch: Experience, ppo: PPOConfig, coefficients: Coefficients
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Loss per token, ratio, and the flags by their names in ``SUMS``. ``[B, R]`` each."""
+    loss, ratio, flags = _unweighted_policy_terms(output, batch, ppo, coefficients)
+    if batch.importance_weights is not None:
+        loss = loss * batch.importance_weights.masked_fill(~batch.sequences.response_mask, 0)
+    return loss, ratio, flags
+
+
+def _unweighted_policy_terms(
+    output: PolicyOutput, batch: Experience, ppo: PPOConfig, coefficients: Coefficients
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Do what ``_policy_terms`` does, as if the policy itself had sampled."""
     mask = batch.sequences.response_mask
     shared = (output.logprobs, batch.old_logprobs, batch.advantages, mask)
     if ppo.objective == "penalty":

@@ -30,6 +30,7 @@ from ppo_lightning.configs import (
     ReferenceConfig,
     RewardProcessing,
     SamplingConfig,
+    StalenessConfig,
     ValidationConfig,
 )
 from ppo_lightning.data import Learner
@@ -64,6 +65,7 @@ from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.score_report import ScoreReport
 from ppo_lightning.modules.sharded_strategy import check_shardable, mesh_of
 from ppo_lightning.modules.stages import call_listeners
+from ppo_lightning.modules.staleness import EndEngine, check_staleness
 from ppo_lightning.modules.start import review_first_buffer
 from ppo_lightning.modules.text_mix import TextMix
 from ppo_lightning.modules.trainer_checks import check_trainer
@@ -71,7 +73,7 @@ from ppo_lightning.modules.update import Objective
 from ppo_lightning.modules.update_steps import PENALTY, UpdateSteps
 from ppo_lightning.modules.updater import Updater
 from ppo_lightning.rewards import Reward, RewardPipeline, RewardTerm
-from ppo_lightning.rollout import NativeEngine, RolloutEngine, StopRules
+from ppo_lightning.rollout import BackgroundEngine, NativeEngine, RolloutEngine, StopRules
 from ppo_lightning.types import Experience, PromptBatch, Sequences
 
 
@@ -98,6 +100,7 @@ class PPOModule(UpdateSteps):
         guards: What happens when numbers go wrong.
         ptx: Language modelling on texts beside PPO; None is PPO alone.
         engine: Samples the responses; None takes the native decode loop.
+        staleness: What becomes of responses of older weights, from engines that sample ahead.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class PPOModule(UpdateSteps):
         guards: GuardConfig = GuardConfig(),  # noqa: B008
         ptx: PTXConfig | None = None,
         engine: RolloutEngine | None = None,
+        staleness: StalenessConfig = StalenessConfig(),  # noqa: B008
     ) -> None:
         pipeline = RewardPipeline(rewards, reward_processing)  # first: it checks the names
         components = tuple(term.name for term in rewards)
@@ -132,6 +136,7 @@ class PPOModule(UpdateSteps):
         self.optimizer_config = optimizer
         self.ptx = ptx
         self.engine = engine or NativeEngine()
+        self.staleness = staleness
         self.reward_pipeline = pipeline
         self.gold = gold
         self.networks: ActorCritic | None = None
@@ -171,6 +176,15 @@ class PPOModule(UpdateSteps):
     def num_prompts_factor(self) -> float:
         """Factor on the prompts of the next buffer."""
         return self.controls["num_prompts_factor"]
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the engine samples the next buffer while this one is trained on."""
+        return isinstance(self.engine, BackgroundEngine) and self.engine.ahead > 0
+
+    def prefetch(self, prompts: PromptBatch, *, iteration: int) -> None:
+        """Take the prompts of the next iteration, which are answered ahead."""
+        self.ahead.prefetch(prompts.to(self.device), iteration=iteration)
 
     def collect(self, prompts: PromptBatch, *, iteration: int, num_responses: int) -> Experience:
         """Sample, score and shape the buffer of one iteration.
@@ -215,6 +229,9 @@ class PPOModule(UpdateSteps):
             kl=self.kl,
             stage=partial(self.clock.stage, self),
             precision=self.trainer.precision_plugin.forward_context,
+            staleness=self.staleness,
+            versions=self.versions,
+            ahead=self.ahead,
         )
 
     @override
@@ -260,7 +277,7 @@ class PPOModule(UpdateSteps):
             check_monitors(self)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         given = {type(callback) for callback in callbacks}
-        writers = (MetricsFile, ScoreReport)
+        writers = (MetricsFile, ScoreReport, EndEngine)
         return own + [w() for w in writers if not any(issubclass(kind, w) for kind in given)]
 
     @override
@@ -280,6 +297,7 @@ class PPOModule(UpdateSteps):
                 {name: m for name, m in named.items() if m is not None} | {"reference": model},
             )
         self.engine.check(networks.actor)
+        self.engine.prepare(self.policy)
         if mesh is not None:
             shard_networks(networks, mesh)
             reference.shard(mesh)
@@ -362,6 +380,7 @@ class PPOModule(UpdateSteps):
         if self.trainer.current_epoch == 0:
             review_run(self, self.guards.advice)
         check_together(self)
+        check_staleness(self.engine, self.staleness)
         self._updater = self._build_updater()
 
     @override
@@ -381,7 +400,8 @@ class PPOModule(UpdateSteps):
 
     @override
     def teardown(self, stage: str) -> None:
-        """Let the rewards go of what they loaded; the next run sets them up again."""
+        """Let engine and rewards go of what they started; the next run sets them up again."""
+        self.engine.close()
         self.reward_pipeline.close()
         if self.gold is not None:
             self.gold.close()
@@ -436,6 +456,8 @@ class PPOModule(UpdateSteps):
             "skipped_in_a_row": self.skips.in_a_row,
             "rested": dict(self.rested),
             "rewards": self.reward_pipeline.state_dict(),
+            "versions": self.versions.state_dict(),
+            "ahead": self._state_ahead(),
             "models": {
                 "policy": asdict(self.policy),
                 "critic_model": asdict(self.critic_model),
@@ -450,6 +472,11 @@ class PPOModule(UpdateSteps):
             extra=extra,
             beside=self._beside(),
         )
+
+    def _state_ahead(self) -> dict[str, Any]:
+        """The buffer that is being sampled, where the run can go on from here at all."""
+        resumable = self.checkpoint_complete and isinstance(self.engine, BackgroundEngine)
+        return self.ahead.state_dict(self.engine, self.device) if resumable else {}
 
     def _beside(self) -> dict[str, str]:
         """Fingerprints of the frozen models that are no part of the module."""
@@ -466,3 +493,5 @@ class PPOModule(UpdateSteps):
         self.skips.in_a_row = int(entry["skipped_in_a_row"])
         self.rested = dict(entry["rested"])
         self.reward_pipeline.load_state_dict(entry["rewards"])
+        self.versions.load_state_dict(entry.get("versions", {}))
+        self.ahead.load_state_dict(entry.get("ahead", {}))

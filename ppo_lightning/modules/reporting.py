@@ -40,6 +40,12 @@ from ppo_lightning.modules.reward_stats import (
     shares_of,
 )
 from ppo_lightning.modules.stages import STAGES, StageClock
+from ppo_lightning.modules.staleness import (
+    MAXIMA,
+    SUMS_OF_AGE,
+    staleness_fields,
+    staleness_totals,
+)
 from ppo_lightning.types import MiniBatch
 
 _TEXTS = ("repeated_bigrams", "distinct_1", "distinct_2", "opening_share", "distinct_openings")
@@ -69,6 +75,13 @@ _PER_TOKEN = (
     "advantage",
     "advantage_squared",
 )
+_TOKEN_MEANS = {
+    "entropy": "entropy",
+    "sampled_nll": "nll",
+    "sampler_mismatch": "mismatch",
+    "value_mean": "value",
+    "return_mean": "return",
+}
 _STEPS = (
     "steps",
     "actor_steps",
@@ -90,8 +103,8 @@ class IterationLedger:
     def __init__(self, components: tuple[str, ...]) -> None:
         self.components = components
         self.rollout = Sums(
-            (*_PER_RESPONSE, *_PER_TOKEN, *component_sums(components)),
-            maxima=("score_max", "length_max", "advantage_abs_max"),
+            (*_PER_RESPONSE, *_PER_TOKEN, *SUMS_OF_AGE, *component_sums(components)),
+            maxima=("score_max", "length_max", "advantage_abs_max", *MAXIMA),
             minima=("score_min",),
         )
         self.update = Sums(
@@ -130,6 +143,7 @@ class IterationLedger:
         texts = zip(collected.completions.response_ids, collected.kept.tolist(), strict=True)
         self.rollout.add(**_text_totals([ids for ids, kept in texts if kept]))
         self.rollout.add(**_token_totals(collected))
+        self.rollout.add(**staleness_totals(collected))
         self.distribution = score_distribution(collected)
         self.shares = shares_of(collected.result)
         self.rollout.add(**component_totals(collected, self.shares))
@@ -241,15 +255,8 @@ class IterationLedger:
             "response_length_mean": "length",
             **dict(zip(_TEXTS, _TEXTS, strict=True)),
         }
-        token = {
-            "entropy": "entropy",
-            "sampled_nll": "nll",
-            "sampler_mismatch": "mismatch",
-            "value_mean": "value",
-            "return_mean": "return",
-        }
         found: dict[str, Any] = {k: quotient(totals, v, "responses") for k, v in each.items()}
-        found |= {k: quotient(totals, v, "tokens") for k, v in token.items()}
+        found |= {k: quotient(totals, v, "tokens") for k, v in _TOKEN_MEANS.items()}
         return found | {
             "kl_ref_per_token": quotient(totals, "kl_ref", "length"),
             "score_std": deviation(totals, "score", "score_squared", "responses"),
@@ -265,6 +272,7 @@ class IterationLedger:
             "policy_version": float(self.policy_version),
             "score_spread": self.score_spread,
             "nonfinite_responses": totals["nonfinite"],
+            **staleness_fields(totals),
             **self.prompts,
             **self.distribution,
             "components": self._component_stats(totals),

@@ -173,11 +173,16 @@ def microbatches(minibatch: Experience, objective: Objective) -> list[Experience
     return pieces + [_dummy(minibatch)] * (wanted - len(pieces))
 
 
+def _columns_of(batch: Experience) -> tuple[str, ...]:
+    weighted = batch.importance_weights is not None
+    return (*_COLUMNS, "importance_weights") if weighted else _COLUMNS
+
+
 def _trimmed(batch: Experience) -> Experience:
     """Drop the columns that are padding in every row."""
     sequences = batch.sequences.trimmed()
     width = sequences.response_ids.shape[1]
-    columns = {name: getattr(batch, name)[:, :width] for name in _COLUMNS}
+    columns = {name: getattr(batch, name)[:, :width] for name in _columns_of(batch)}
     return replace(batch, sequences=sequences, **columns)
 
 
@@ -186,5 +191,5 @@ def _dummy(like: Experience) -> Experience:
     ids = like.sequences.prompt_ids.new_zeros((1, 1))
     real = torch.ones_like(ids, dtype=torch.bool)
     sequences = Sequences(prompt_ids=ids, prompt_mask=real, response_ids=ids, response_mask=~real)
-    columns = {name: getattr(like, name).new_zeros((1, 1)) for name in _COLUMNS}
+    columns = {name: getattr(like, name).new_zeros((1, 1)) for name in _columns_of(like)}
     return replace(like, sequences=sequences, indices=ids[0], **columns)

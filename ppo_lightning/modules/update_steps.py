@@ -28,8 +28,9 @@ from ppo_lightning.modules.optim import advance, refresh
 from ppo_lightning.modules.passes import IDLE, Part
 from ppo_lightning.modules.reporting import IterationLedger, log_iteration
 from ppo_lightning.modules.stages import call_listeners, is_treated, profiled
+from ppo_lightning.modules.staleness import compares_sampler
 from ppo_lightning.modules.updater import Updater
-from ppo_lightning.rollout import RolloutEngine
+from ppo_lightning.rollout import PolicyVersions, RolloutEngine, RolloutsAhead
 from ppo_lightning.types import MiniBatch, Verdict
 
 PENALTY = "PPO-Penalty"
@@ -76,6 +77,7 @@ class UpdateSteps(HeldOutSteps):
         self.ledger = IterationLedger(self.components)
         self.skips = SkipCounter(self.guards.max_skipped_steps)
         self.sampler_check = SamplerCheck(self.guards.self_check)
+        self.versions, self.ahead = PolicyVersions(), RolloutsAhead()
         self.verdicts: list[Verdict] = []
         self.stop_requested = False
         self.rested = {"actor": 0, "critic": 0}  # planned steps in which it was not to be trained
@@ -208,7 +210,8 @@ class UpdateSteps(HeldOutSteps):
         )
         if self.ppo.objective == "penalty" and stats.policy_loss is not None and stats.steps_taken:
             self._adapt_penalty(batch)
-        self.sampler_check(stats.sampler_mismatch, self._compute_dtype(), self.engine.dtype)
+        if compares_sampler(stats):
+            self.sampler_check(stats.sampler_mismatch, self._compute_dtype(), self.engine.dtype)
         if not (stats.steps_taken or self.stop_requested or self._is_treated(stats)):
             warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)
@@ -253,6 +256,7 @@ class UpdateSteps(HeldOutSteps):
         if verdicts:
             call_listeners(self, "on_diagnosis", verdicts)
         if self.went_back:  # what was validated is undone: nothing may be selected by it
+            self.ahead.discard()  # and what is being sampled is of weights that were given up
             measured: dict[str, Any] = self.trainer.callback_metrics
             undone = [name for name in measured if name.startswith("val/")]
             measured.update({name: torch.tensor(torch.nan) for name in undone})

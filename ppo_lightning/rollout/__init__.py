@@ -1,9 +1,12 @@
 """From prompts to minibatches: engines, experience, loader and data module."""
 
 from ppo_lightning.data import Prompts
+from ppo_lightning.rollout.ahead import RolloutsAhead
 from ppo_lightning.rollout.datamodule import RolloutDataModule
 from ppo_lightning.rollout.dump import DumpedBuffer, load_buffer, save_buffer
 from ppo_lightning.rollout.engines import (
+    AsyncEngine,
+    BackgroundEngine,
     BatchedEngine,
     Decoded,
     GenerateEngine,
@@ -24,28 +27,36 @@ from ppo_lightning.rollout.experience import (
 from ppo_lightning.rollout.loader import RolloutLoader
 from ppo_lightning.rollout.minibatches import microbatch_rows, minibatch_rows
 from ppo_lightning.rollout.replay_datamodule import ReplayDataModule
-from ppo_lightning.rollout.source import RolloutSource
+from ppo_lightning.rollout.source import LookAheadSource, RolloutSource
 from ppo_lightning.rollout.texts import completions_of
+from ppo_lightning.rollout.versions import Freshness, PolicyVersions, judged
 
 __all__ = [
+    "AsyncEngine",
+    "BackgroundEngine",
     "BatchedEngine",
     "Decoded",
     "DumpedBuffer",
+    "Freshness",
     "GenerateEngine",
+    "LookAheadSource",
     "NativeEngine",
     "NetworkScores",
+    "PolicyVersions",
     "Prompts",
     "ReplayDataModule",
     "RolloutDataModule",
     "RolloutEngine",
     "RolloutLoader",
     "RolloutSource",
+    "RolloutsAhead",
     "ShapedRollout",
     "StopRules",
     "VLLMEngine",
     "build_experience",
     "completions_of",
     "finite_scores",
+    "judged",
     "load_buffer",
     "microbatch_rows",
     "minibatch_rows",

@@ -30,7 +30,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import combine_keys
 from ppo_lightning.rollout.base_datamodule import ValidationSwitch
 from ppo_lightning.rollout.loader import HeldOutLoader, RolloutLoader
-from ppo_lightning.rollout.source import RolloutSource
+from ppo_lightning.rollout.source import LookAheadSource, RolloutSource
 from ppo_lightning.types import Experience, PromptBatch
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class RolloutDataModule(ValidationSwitch):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.position = 0
         self.tokens_per_prompt = 0.0
+        self.prompts_ahead = 0
         self.train_set: PromptFeed | None = None
         self.val_set: PromptSet | None = None
 
@@ -175,11 +176,29 @@ class RolloutDataModule(ValidationSwitch):
         assert self.train_set is not None
         assert self.trainer is not None
         iteration = self.trainer.current_epoch
-        self.source.begin_iteration(iteration)
-        num_prompts = self.num_prompts
+        source = self.source
+        source.begin_iteration(iteration)
+        ahead = source if isinstance(source, LookAheadSource) and source.looks_ahead else None
+        # What is sampled ahead was sized an iteration ago; its prompts are taken again.
+        num_prompts = (self.prompts_ahead if ahead else 0) or self.num_prompts
+        batch, position = self._batch(iteration, self.position, num_prompts)
+        self.prompts_ahead = self.num_prompts if ahead else 0
+        if ahead is not None:
+            following, _ = self._batch(iteration + 1, position, self.prompts_ahead)
+            ahead.prefetch(following, iteration=iteration + 1)
+        total = num_prompts * self.buffer.responses_per_prompt
+        experience = source.collect(batch, iteration=iteration, num_responses=total)
+        self.position = position
+        written = all_reduce_sum(experience.sequences.response_mask.sum().double().view(1))
+        self.tokens_per_prompt = float(written) / num_prompts
+        return experience
+
+    def _batch(self, iteration: int, position: int, num_prompts: int) -> tuple[PromptBatch, int]:
+        """Make this rank's prompts of an iteration, and say where the next ones begin."""
+        assert self.train_set is not None
         total = num_prompts * self.buffer.responses_per_prompt
         # All ranks take all prompts, so that they agree on what a stream leaves out.
-        taken = self.train_set.take(self.position, num_prompts, seed=self.seed)
+        taken = self.train_set.take(position, num_prompts, seed=self.seed)
         indices = owned_indices(total, owner=replica(), owners=num_replicas())
         groups = indices // self.buffer.responses_per_prompt
         batch = make_prompt_batch(
@@ -190,11 +209,7 @@ class RolloutDataModule(ValidationSwitch):
             groups=groups,
             pad_id=self.source.tokenizer.pad_token_id,
         )
-        experience = self.source.collect(batch, iteration=iteration, num_responses=total)
-        self.position = taken.position
-        written = all_reduce_sum(experience.sequences.response_mask.sum().double().view(1))
-        self.tokens_per_prompt = float(written) / num_prompts
-        return experience
+        return batch, taken.position
 
     @property
     def num_prompts(self) -> int:
@@ -239,6 +254,7 @@ class RolloutDataModule(ValidationSwitch):
         return {
             "position": self.position,
             "tokens_per_prompt": self.tokens_per_prompt,
+            "prompts_ahead": self.prompts_ahead,
             "seed": self.seed,
             "chat": self.chat,
             "system_prompt": self.system_prompt,
@@ -249,6 +265,7 @@ class RolloutDataModule(ValidationSwitch):
         """Go on where the checkpoint stopped, with its seed."""
         self.position = int(state_dict["position"])
         self.tokens_per_prompt = float(state_dict["tokens_per_prompt"])
+        self.prompts_ahead = int(state_dict.get("prompts_ahead", 0))
         self.seed = int(state_dict["seed"])
         before = state_dict.get("prompts")
         if before is not None and self.train_set is not None:

@@ -42,3 +42,20 @@ class RolloutSource(Protocol):
             iteration: Number of the iteration.
             num_responses: Responses over all ranks.
         """
+
+
+@runtime_checkable
+class LookAheadSource(RolloutSource, Protocol):
+    """A source that can be told of the next iteration's prompts before this one is trained on."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it wants to be told."""
+
+    def prefetch(self, prompts: PromptBatch, *, iteration: int) -> None:
+        """Take the prompts of the next iteration; called before ``collect`` of this one.
+
+        Args:
+            prompts: This rank's, a row for each response.
+            iteration: Number of the next iteration.
+        """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ppo_lightning.configs import SamplingConfig
+from ppo_lightning.configs import PolicyConfig, SamplingConfig
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import mask_from_lengths
 from ppo_lightning.models import (
@@ -94,6 +94,14 @@ class RolloutEngine(ABC):
         Raises:
             ModelError: Names the family and the way out.
         """
+        return
+
+    def prepare(self, policy: PolicyConfig) -> None:
+        """Learn how the model is loaded, which an engine in another process has to do as well."""
+        return
+
+    def close(self) -> None:
+        """Let go of what was started; called when a run ends, however it does."""
         return
 
     @abstractmethod

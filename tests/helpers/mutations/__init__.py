@@ -5,6 +5,7 @@ without an error of its own, and turn one of its tests red.
 """
 
 from tests.helpers.mutations import (
+    ages,
     chain,
     data,
     devices,
@@ -41,6 +42,7 @@ MUTATIONS = (
     *packing.MUTATIONS,
     *scale.MUTATIONS,
     *watchdog.MUTATIONS,
+    *ages.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

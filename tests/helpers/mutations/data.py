@@ -123,15 +123,15 @@ MUTATIONS = (
     fault(
         "T50",
         "rollout/datamodule.py",
-        "taken = self.train_set.take(self.position, num_prompts, seed=self.seed)",
-        "taken = self.train_set.take(self.position, num_prompts, seed=self.seed + replica())",
+        "taken = self.train_set.take(position, num_prompts, seed=self.seed)",
+        "taken = self.train_set.take(position, num_prompts, seed=self.seed + replica())",
         f"{MODULE}test_t50_ranks_agree_on_what_a_stream_leaves_out",
     ),
     fault(
         "T52",
         "rollout/datamodule.py",
-        "self.position = taken.position",
-        "self.position += num_prompts",
+        "        self.position = position\n",
+        "        self.position += num_prompts\n",
         f"{MODULE}test_t52_a_stream_goes_on_with_the_next_prompts_whatever_it_left_out",
     ),
     fault(

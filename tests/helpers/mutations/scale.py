@@ -13,7 +13,7 @@ MUTATIONS = (
     fault(
         "T46",
         "modules/collection.py",
-        "with gathered(self.networks.actor):",
+        "with gathered(actor):",
         "with gathered():",
         _SHARDED + "test_t46_ranks_may_decode_for_different_numbers_of_steps",
     ),

@@ -23,6 +23,7 @@ from ppo_lightning.configs import (
     ReferenceConfig,
     RewardProcessing,
     SamplingConfig,
+    StalenessConfig,
     ValidationConfig,
     WeightSchedule,
 )
@@ -75,6 +76,7 @@ BAD = [
     (SamplingConfig, {"temperature": [0.0, -1.0, NAN, INF], "top_p": [0.0, 1.1, NAN]}),
     (SamplingConfig, {"stop_strings": [["", "a"]], "batch_size": [0]}),
     (ValidationConfig, {"num_samples": [-1], "num_texts": [-1]}),
+    (StalenessConfig, {"max_lag": [-1, NAN], "importance_cap": [0.5, NAN, INF]}),
 ]
 CASES = [
     pytest.param(cls, name, value, id=f"{cls.__name__}-{name}-{value}")
@@ -160,6 +162,8 @@ def test_settings_that_contradict_each_other():
             PPOConfig(advantage="rloo", **unused)
     with pytest.raises(ValueError, match="`lr_scaling` and `lr_batch_size` belong together"):
         OptimizerConfig(lr_scaling="sqrt")
+    with pytest.raises(ValueError, match=r"`strict` .*leave `max_lag` \(2\) out"):
+        StalenessConfig(strict=True, max_lag=2)
     with pytest.raises(ValueError, match=r"`num_minibatches` \(9\).*= 8"):
         BufferConfig(num_prompts=4, responses_per_prompt=2, num_minibatches=9)
 

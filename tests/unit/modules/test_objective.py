@@ -203,3 +203,34 @@ def test_a_microbatch_without_a_valid_token_adds_nothing_but_a_graph():
     assert terms.loss == terms.ratio_max == terms.first_error == 0
     assert not terms.sums.any()
     assert all(not leaf.grad.any() for leaf in output[:3] if leaf.grad is not None)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("ppo", [CLIPPED, PENALISED], ids=lambda p: p.objective)
+def test_importance_weights_multiply_the_policy_loss_alone(ppo, aggregation):
+    ppo = replace(ppo, loss_aggregation=aggregation)
+    experience, output = random_minibatch(MASK)
+    weights = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(5)).double() * 2
+    weighted = replace(experience, importance_weights=weights.masked_fill(~MASK, torch.nan))
+    plain, found = terms_of(experience, output, ppo), terms_of(weighted, output, ppo)
+    policy, rows = {}, MASK.nonzero().tolist()
+    for (row, column), (_, t) in zip(rows, tokens(experience, output), strict=True):
+        policy[row, column] = policy_term(t, ppo)[0]
+    lengths = dict(zip(range(5), MASK.sum(1).tolist(), strict=True))
+    each = {"token": lambda row: 21.0, "sequence": lambda row: lengths[row] * 6.0}[aggregation]
+    added = {at: float(weights[at] - 1) * loss / each(at[0]) for at, loss in policy.items()}
+    assert (found.loss - plain.loss).item() == pytest.approx(sum(added.values()))
+    sums = dict(zip(SUMS, (found.sums - plain.sums).tolist(), strict=True))
+    change = sum(float(weights[at] - 1) * loss for at, loss in policy.items())
+    assert sums.pop("policy_loss") == pytest.approx(change)
+    assert not any(sums.values())
+
+
+def test_weights_of_one_change_no_bit_of_loss_and_gradient():
+    found = []
+    for weights in (None, MASK.double()):
+        experience, output = random_minibatch(MASK)
+        terms = terms_of(replace(experience, importance_weights=weights), output, CLIPPED)
+        terms.loss.backward()
+        found.append([terms.loss.detach(), *(leaf.grad for leaf in output[:3])])
+    assert all(a.equal(b) for a, b in zip(*found, strict=True))

@@ -14,7 +14,7 @@ from ppo_lightning.modules.decision import StepReport
 from ppo_lightning.modules.objective import SUMS, Terms
 from ppo_lightning.modules.reporting import IterationLedger, time_fields
 from ppo_lightning.rewards import RewardResult
-from ppo_lightning.rollout import ShapedRollout, completions_of
+from ppo_lightning.rollout import Freshness, ShapedRollout, completions_of
 from ppo_lightning.types import MiniBatch
 from tests.helpers.buffers import experience_of, network_scores, rollout_of
 from tests.helpers.scripted import Letters
@@ -63,6 +63,7 @@ def collected():
         experience=experience_of(rollout.sequences, old_values=networks.values, returns=returns),
         kept=used.any(1),
         nonfinite=torch.tensor([False, False, True, False, False, False]),
+        freshness=Freshness.of_current(rollout),
         returning=False,
     )
 

@@ -126,6 +126,7 @@ def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
     assert state == {
         "position": 12,
         "tokens_per_prompt": 1.0,
+        "prompts_ahead": 0,
         "seed": 3,
         "chat": False,
         "system_prompt": None,
@@ -139,6 +140,47 @@ def test_t52_position_and_seed_survive_a_resume(tiny_llama_dir):
         assert found.records == expected.records
     texts = [record.text for batch in whole for record in batch.records]
     assert sorted(texts[:10]) == sorted(texts[10:]) == sorted(PROMPTS)
+
+
+class LookingAhead(Source):
+    """Is told of the next prompts as well, and how many it had been asked for by then."""
+
+    looks_ahead = True
+
+    def prefetch(self, prompts, *, iteration):
+        self.told = [*getattr(self, "told", []), (iteration, len(self.seen), prompts)]
+
+
+def looking_ahead(folder, **settings):
+    data = attached(folder, **settings)
+    source = data.trainer.lightning_module = LookingAhead(folder)
+    return data, source
+
+
+def test_the_next_prompts_are_told_before_this_buffer_is_made(tiny_llama_dir):
+    data, source = looking_ahead(tiny_llama_dir)
+    batches = iterate(data, 3)
+    plain = iterate(attached(tiny_llama_dir), 4)
+    assert [batch.keys.tolist() for batch in batches] == [b.keys.tolist() for b in plain[:3]]
+    assert [(number, seen) for number, seen, _ in source.told] == [(1, 0), (2, 1), (3, 2)]
+    for (_, _, told), expected in zip(source.told, plain[1:], strict=True):
+        assert told.keys.equal(expected.keys)
+        assert told.records == expected.records
+
+
+def test_what_is_made_ahead_was_sized_an_iteration_ago_also_after_a_resume(tiny_llama_dir):
+    buffer = {"num_prompts": 4, "num_minibatches": 2, "num_tokens": 6}  # one token a response
+    settings = {"buffer": buffer}
+    data, source = looking_ahead(tiny_llama_dir, **settings)
+    sizes = [len(batch) for batch in iterate(data, 4)]
+    assert sizes == [4, 4, 6, 6]
+    assert [len(told) for _, _, told in source.told] == [4, 6, 6, 6]
+    first, _ = looking_ahead(tiny_llama_dir, **settings)
+    iterate(first, 1)
+    again, _ = looking_ahead(tiny_llama_dir, **settings)
+    again.load_state_dict(first.state_dict())
+    again.trainer.current_epoch = 1
+    assert [len(batch) for batch in iterate(again, 3)] == sizes[1:]
 
 
 MORE = [*PROMPTS, "the end"]
