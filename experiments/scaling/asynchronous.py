@@ -153,7 +153,8 @@ def table(results: Sequence[Result]) -> str:
             (r for r in results if r.variant == variant), key=lambda r: (r.problem, r.seed)
         )
         off, half, count = difference(results, variant, "synchronous")
-        against = "—" if variant == "synchronous" else f"{off:+.3f} ± {half:.3f} ({count})"
+        spread = "" if half != half else f" ± {half:.3f}"  # one pair has none
+        against = "—" if variant == "synchronous" else f"{off:+.3f}{spread} ({count})"
         numbers = [_mean([getattr(r, name) for r in group]) for name in ("importance", "capped")]
         weight, capped = ("—" if n is None else f"{n:.3f}" for n in numbers)
         each = " ".join(f"{r.score:.3f}" for r in group)

@@ -139,6 +139,7 @@ def test_resume_is_bitwise_with_a_buffer_under_way(case, tmp_path):
         for now, then in zip(resumed.stats, recorded.stats[after:], strict=True):
             assert comparable(now) == comparable(then)
         assert same(whole, module)
+        assert module.versions.state_dict() == whole.versions.state_dict()
 
 
 def test_a_file_with_a_buffer_under_way_loads_with_weights_only(tiny_llama_dir, tmp_path):
