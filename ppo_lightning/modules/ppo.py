@@ -286,7 +286,8 @@ class PPOModule(UpdateSteps):
             return
         mesh = mesh_of(self._trainer)
         if mesh is not None:
-            check_shardable(self.policy, self.optimizer_config, self.engine)
+            peers = mesh["tensor_parallel"].size()
+            check_shardable(self.policy, self.optimizer_config, self.engine, peers=peers)
         check_tokenizers(self.tokenizer, self.policy, self.critic_model, self.reference_config)
         networks = build_actor_critic(self.policy, self.critic_model)
         reference = ReferencePolicy.build(self.reference_config, self.policy, networks.actor)

@@ -19,7 +19,7 @@ from ppo_lightning.configs.checks import require_at_least
 from ppo_lightning.distributed import use_replicas, whole_on_cpu
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.placing import brought, states_placed
-from ppo_lightning.rollout import RolloutEngine
+from ppo_lightning.rollout import BackgroundEngine, RolloutEngine
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -147,9 +147,15 @@ def mesh_of(trainer: Any) -> DeviceMesh | None:
 
 
 def check_shardable(
-    policy: PolicyConfig, optimizer: OptimizerConfig, engine: RolloutEngine
+    policy: PolicyConfig, optimizer: OptimizerConfig, engine: RolloutEngine, *, peers: int = 1
 ) -> None:
     """Refuse what has not been made to work with weights in shards.
+
+    Args:
+        policy: The actor.
+        optimizer: Of the run.
+        engine: Samples responses.
+        peers: Ranks that hold a model between them.
 
     Raises:
         ConfigError: Names the setting.
@@ -160,6 +166,11 @@ def check_shardable(
         "optimizer.offload": optimizer.offload,
         "engine.init_args.dtype": engine.dtype is not None,
     }
+    if peers > 1 and isinstance(engine, BackgroundEngine):
+        raise ConfigError(
+            f"`engine` cannot be a {type(engine).__name__} with `tensor_parallel_size` ({peers}): "
+            "its process would need whole layers. Leave out one of them."
+        )
     for setting, given in unknown.items():
         if given:
             raise ConfigError(

@@ -20,7 +20,7 @@ from ppo_lightning.models.tensor_parallel import split_layers
 from ppo_lightning.modules import FSDP2Strategy, last_checkpoint
 from ppo_lightning.modules.sharded_strategy import check_shardable
 from ppo_lightning.rewards import RewardTerm, SequenceClassifierReward
-from ppo_lightning.rollout import NativeEngine
+from ppo_lightning.rollout import AsyncEngine, NativeEngine
 from tests.distributed.test_two_ranks import VARIANTS
 from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
@@ -279,3 +279,10 @@ def test_a_learned_reward_in_shards_says_what_a_whole_one_does(
         assert cut == [True, True]
         assert written
         assert scores == [pytest.approx(pair, rel=1e-4) for pair in alone]
+
+
+def test_a_process_that_samples_ahead_needs_whole_layers(tiny_gpt2_dir):
+    module = ppo_module(tiny_gpt2_dir, engine=AsyncEngine())
+    check_shardable(module.policy, module.optimizer_config, module.engine)
+    with pytest.raises(ConfigError, match="AsyncEngine with `tensor_parallel_size` \\(2\\)"):
+        check_shardable(module.policy, module.optimizer_config, module.engine, peers=2)

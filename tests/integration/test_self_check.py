@@ -36,7 +36,7 @@ def _off_by_one(networks):
         mask[:, -1] = False
         return networks(replace(sequences, prompt_mask=mask), **options)
 
-    read.packs, read.critic = networks.packs, networks.critic
+    read.packs, read.critic, read.parameters = networks.packs, networks.critic, networks.parameters
     return read
 
 

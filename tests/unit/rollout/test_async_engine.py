@@ -53,7 +53,7 @@ def equal(a, b):
         ({"engine": AsyncEngine()}, "a AsyncEngine, which samples outside"),
         ({"engine": VLLMEngine()}, "a VLLMEngine, which samples outside"),
     ],
-    ids=str,
+    ids=["ahead", "timeout", "nested", "vllm"],
 )
 def test_settings_that_make_no_sense_are_refused(arguments, said):
     with pytest.raises((ValueError, ConfigError), match=said):
