@@ -128,14 +128,14 @@ def open_atomic(path: StrPath, *, follow_links: bool = True) -> Iterator[BinaryI
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring a new name to the disk: without it, a loss of power may bring the old file back."""
     with suppress(OSError):  # some network file systems cannot; the file is there all the same
         descriptor = os.open(folder, os.O_RDONLY)

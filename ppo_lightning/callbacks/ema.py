@@ -44,7 +44,7 @@ class ActorEMA(pl.Callback):
         self.validate = validate
         self._average: dict[str, Tensor] = {}
         self._own: dict[str, Tensor] = {}  # the actor's, while the average is in its place
-        self._depth = 0  # exports that are under way, one inside the other
+        self._depth = 0  # validations and exports that are under way, one inside the other
 
     @property
     @override
@@ -121,35 +121,36 @@ class ActorEMA(pl.Callback):
 
     def on_export_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Let the average be exported if it is what was validated; called by the module."""
-        self._depth += 1
-        if self._depth == 1:
-            self._swap_in(module)
+        self._swap_in(module)
 
     def on_export_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Put the actor's own weights back; called by the module."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._swap_out(module)
+        self._swap_out(module)
 
     @override
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
+        self._depth = min(self._depth, 1)
         self._swap_out(pl_module)
 
     @torch.no_grad()
     def _swap_in(self, module: Any) -> None:
-        if not (self.validate and self._average):
+        self._depth += 1
+        if self._depth > 1 or not (self.validate and self._average):
             return
         weights = trained_weights(module.networks.actor)
         self._require_fit(weights)
         self._own = {name: weight.detach().clone() for name, weight in weights.items()}
         for name, weight in weights.items():
-            weight.copy_(self._average[name])
+            weight.copy_(placed_like(self._average[name], weight))
 
     @torch.no_grad()
     def _swap_out(self, module: Any) -> None:
-        """Put the actor's own weights back, if they are out."""
+        """Put the actor's own weights back, if they are out and nobody else wants the average."""
+        self._depth = max(self._depth - 1, 0)
+        if self._depth:
+            return
         own, self._own = self._own, {}
         for name, weight in trained_weights(module.networks.actor).items() if own else ():
             weight.copy_(own[name])

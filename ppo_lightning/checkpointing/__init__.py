@@ -7,7 +7,7 @@ from ppo_lightning.checkpointing.contents import (
     read_models,
 )
 from ppo_lightning.checkpointing.export import export_actor, export_critic, export_supervised
-from ppo_lightning.checkpointing.files import remove_leftovers, write_checkpoint
+from ppo_lightning.checkpointing.files import put_back, remove_leftovers, write_checkpoint
 from ppo_lightning.checkpointing.find import Newest, newest_good, why_not
 from ppo_lightning.checkpointing.parts import (
     Stored,
@@ -45,6 +45,7 @@ __all__ = [
     "load_supervised",
     "made_whole",
     "newest_good",
+    "put_back",
     "read_checkpoint",
     "read_models",
     "read_parts",

@@ -6,10 +6,11 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 import torch
 
@@ -32,9 +33,9 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]
             former file is as it was.
     """
     try:
-        with open_atomic(path, follow_links=False) as file:
+        with _out_of_the_way(Path(path)), open_atomic(path, follow_links=False) as file:
             lock(file)
-            into: Any = _Watched(file)
+            into: Any = Watched(file)
             torch.save(checkpoint, into)
             file.flush()
             fault_point("checkpoint_written")
@@ -46,7 +47,23 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]
     fault_point("checkpoint_renamed")
 
 
-class _Watched:
+@contextmanager
+def _out_of_the_way(path: Path) -> Iterator[None]:
+    """Let a file take the name of a checkpoint in parts, which comes back if it cannot."""
+    if not path.is_dir():
+        yield
+        return
+    former = path.with_name(f".{path.name}.{uuid4().hex}.old")
+    path.rename(former)
+    try:
+        yield
+    except BaseException:
+        former.rename(path)
+        raise
+    remove(former)
+
+
+class Watched:
     """A file to write to, for ``torch.save``.
 
     Args:
@@ -57,11 +74,13 @@ class _Watched:
         self.file = file
 
     def write(self, data: Any) -> int:
+        """Write, and note that something was."""
         fault_point("checkpoint_write")
         pulse.beat()
         return self.file.write(data)
 
     def flush(self) -> None:
+        """Hand over what is still in memory."""
         self.file.flush()
 
 
@@ -102,21 +121,32 @@ def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
         What was deleted.
     """
     folders = list(folders)
-    for former in {path for f in folders for path in f.rglob(_FORMER)}:
-        _put_back(former)
+    put_back(folders)
     found = {path for f in folders for pattern in _UNFINISHED for path in f.rglob(pattern)}
     return [path for path in sorted(found) if _removed(path)]
 
 
-def _put_back(former: Path) -> None:
-    """Give a checkpoint its name back if the next one never got it; else it goes."""
-    target = former.with_name(former.name[1:].rsplit(".", 2)[0])
-    if not target.exists():
-        former.rename(target)
-    elif former.is_dir():
-        shutil.rmtree(former, ignore_errors=True)
+def put_back(folders: Iterable[Path]) -> None:
+    """Give checkpoints their names back where the next ones never got them; others go.
+
+    Args:
+        folders: Searched with all that is below them; they need not be there.
+    """
+    for former in {path for f in folders for path in f.rglob(_FORMER)}:
+        target = former.with_name(former.name[1:].rsplit(".", 2)[0])
+        with suppress(FileNotFoundError):  # another rank was quicker
+            if target.exists():
+                remove(former)
+            else:
+                former.rename(target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        former.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _is_locked(path: Path) -> bool:

@@ -19,9 +19,12 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from ppo_lightning.checkpointing.files import lock
+from ppo_lightning.checkpointing.files import Watched, lock, remove
 from ppo_lightning.distributed import (
+    fault_point,
+    first_of_tied,
     gather_from_ranks,
+    in_shards,
     is_shard,
     local,
     local_block,
@@ -32,12 +35,12 @@ from ppo_lightning.distributed import (
     world_size,
 )
 from ppo_lightning.errors import CheckpointError, first_line
-from ppo_lightning.io import open_atomic
+from ppo_lightning.io import open_atomic, sync_folder
 
 _WHOLE = "checkpoint.pt"
 _PART = "part_{rank:05d}.pt"
 _MARK = "tensor in parts"
-_COUNT = "parts"
+_COUNT = "number of parts"
 
 
 class Stored:
@@ -115,8 +118,12 @@ def write_parts(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> 
     target = Path(path)
     (token, *_) = gather_from_ranks([uuid4().hex])
     work = target.with_name(f".{target.name}.{token}.tmp")
-    problem = _written(checkpoint, work)
+    firsts = first_of_tied(in_shards(checkpoint))
+    problem = _written(checkpoint, firsts, work)
     problems = [text for text in gather_from_ranks([problem]) if text]
+    if not problems:
+        problem = _named(work, target, token) if rank() == 0 else None
+        problems = [text for text in gather_from_ranks([problem]) if text]
     if problems and rank() == 0:
         shutil.rmtree(work, ignore_errors=True)
     if problems:
@@ -125,53 +132,55 @@ def write_parts(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> 
             f"are whole. See that `{target.parent}` can be written to and has room, and go on with "
             "`--ckpt_path last`."
         )
-    if rank() == 0:
-        _take_name(work, target, token)
-    gather_from_ranks([None])  # nobody goes on before the name stands for it
 
 
-def _written(checkpoint: Mapping[str, Any], work: Path) -> str | None:
-    """Write this rank's files; returns what went wrong."""
+def _written(checkpoint: Mapping[str, Any], firsts: Sequence[int], work: Path) -> str | None:
+    """Write this rank's files, tied tensors once; returns what went wrong."""
     own: dict[str, Any] = {}
-    count = 0
+    numbers = iter(firsts)
 
     def described(tensor: Tensor) -> Any:
-        nonlocal count
         if not is_shard(tensor):
             return tensor
-        key, count = str(count), count + 1
-        if peer() == 0 or spans_peers(tensor):  # else the first of a replica has the same
-            offset, _ = local_block(tensor)
-            own[key] = {"offset": list(offset), "values": local(tensor.detach()).cpu()}
+        key, part = str(next(numbers)), local(tensor.detach())
+        if key not in own and (peer() == 0 or spans_peers(tensor)):
+            own[key] = {"offset": list(local_block(tensor)[0]), "values": part.cpu()}
         return {_MARK: key, "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:]}
 
-    plain = mapped(checkpoint, described)
     try:
+        plain = mapped(checkpoint, described)
         work.mkdir(parents=True, exist_ok=True)
         _save(own, work / _PART.format(rank=rank()))
         if rank() == 0:
             _save({**plain, _COUNT: world_size()}, work / _WHOLE)
-    except (OSError, RuntimeError) as error:  # torch's zip writer turns some into the latter
-        return first_line(error)
+    except Exception as error:  # whatever it is: the others wait to hear of it
+        return f"{type(error).__name__}: {first_line(error)}"
     return None
 
 
 def _save(content: Any, path: Path) -> None:
     with open_atomic(path) as file:
         lock(file)
-        torch.save(content, file)
+        into: Any = Watched(file)
+        torch.save(content, into)
 
 
-def _take_name(work: Path, target: Path, token: str) -> None:
-    """Let a complete folder take the name; what stood there goes."""
+def _named(work: Path, target: Path, token: str) -> str | None:
+    """Let a complete folder take the name, and what stood there go; returns what went wrong."""
+    missing = [n for n in range(world_size()) if not (work / _PART.format(rank=n)).is_file()]
+    if missing:
+        return f"rank {missing[0]} wrote to another disk: checkpoints need a folder that all share"
     former = target.with_name(f".{target.name}.{token}.old")
-    if target.exists():
-        target.rename(former)
-    work.rename(target)
-    if former.is_dir():
-        shutil.rmtree(former, ignore_errors=True)
-    else:
-        former.unlink(missing_ok=True)
+    try:
+        if target.exists() or target.is_symlink():
+            target.rename(former)
+        fault_point("parts_between_names")
+        work.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        return first_line(error)
+    remove(former)
+    return None
 
 
 # ------------------------------------------------------------------ reading

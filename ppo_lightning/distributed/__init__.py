@@ -9,6 +9,7 @@ from ppo_lightning.distributed.reduce import (
     all_reduce_max,
     all_reduce_sum,
     any_rank,
+    from_first_peer,
     gather_from_ranks,
     gather_objects,
     is_distributed,
@@ -18,6 +19,7 @@ from ppo_lightning.distributed.reduce import (
     rank,
     replica,
     replica_group,
+    require_alike_among_peers,
     shares_gradients,
     sum_over_ranks,
     use_replicas,
@@ -25,20 +27,20 @@ from ppo_lightning.distributed.reduce import (
 )
 from ppo_lightning.distributed.shards import (
     as_shard,
+    forget_passes,
     gathered,
     is_shard,
     is_sharded,
     lies_in_rows,
     local,
     local_block,
-    mapped,
     num_copies,
     placed_like,
     shard,
     spans_peers,
     whole,
-    whole_on_cpu,
 )
+from ppo_lightning.distributed.trees import first_of_tied, in_shards, mapped, whole_on_cpu
 from ppo_lightning.distributed.watch import LOST_RANK, Watch
 
 __all__ = [
@@ -56,9 +58,13 @@ __all__ = [
     "any_rank",
     "as_shard",
     "fault_point",
+    "first_of_tied",
+    "forget_passes",
+    "from_first_peer",
     "gather_from_ranks",
     "gather_objects",
     "gathered",
+    "in_shards",
     "is_distributed",
     "is_shard",
     "is_sharded",
@@ -78,6 +84,7 @@ __all__ = [
     "rank",
     "replica",
     "replica_group",
+    "require_alike_among_peers",
     "shard",
     "shares_gradients",
     "spans_peers",

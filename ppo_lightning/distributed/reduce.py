@@ -7,7 +7,7 @@ up over them; each peer has the same sums, bit for bit. Decisions are agreed on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ppo_lightning.distributed.progress import pulse
 from ppo_lightning.distributed.shards import is_shard
+from ppo_lightning.errors import RankError
 
 T = TypeVar("T")
 
@@ -86,21 +87,71 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     Args:
         values: Of one shape on all ranks, on the device of the process group.
     """
-    return _all_reduce(values, dist.ReduceOp.SUM) if is_distributed() else values
-
-
-def all_reduce_max(values: Tensor) -> Tensor:
-    """Largest value over all ranks, element by element."""
-    return _all_reduce(values, dist.ReduceOp.MAX) if is_distributed() else values
-
-
-def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+    if not is_distributed():
+        return values
     reduced = values.detach().clone()
     with pulse.waiting():
-        dist.all_reduce(reduced, op=op, group=_replicas)
+        dist.all_reduce(reduced, group=_replicas)
         if _peers is not None:  # the order of sums may differ: what is decided on them must not
             dist.broadcast(reduced, group=_peers, group_src=0)
     return reduced
+
+
+def all_reduce_max(values: Tensor) -> Tensor:
+    """Largest value over all ranks, peers too, element by element."""
+    if not is_distributed():
+        return values
+    reduced = values.detach().clone()
+    with pulse.waiting():
+        dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
+    return reduced
+
+
+def from_first_peer(make: Callable[[], T]) -> T:
+    """Make something on one rank of each replica, and give it to its peers.
+
+    For what need not be the same twice, or costs: peers must see the very same.
+
+    Args:
+        make: Makes what can be pickled, on the CPU.
+
+    Raises:
+        RankError: It failed on the first peer; there its own error is raised.
+    """
+    if _peers is None:
+        return make()
+    failure: Exception | None = None
+    parcel: list[Any] = [None, None]
+    if peer() == 0:
+        try:
+            parcel[0] = make()
+        except Exception as error:
+            failure, parcel[1] = error, f"{type(error).__name__}: {error}"
+    with pulse.waiting():
+        dist.broadcast_object_list(parcel, group=_peers, group_src=0)
+    if failure is not None:
+        raise failure
+    if parcel[1] is not None:
+        raise RankError(f"a rank that holds the model together with this one failed: {parcel[1]}")
+    made: T = parcel[0]
+    return made
+
+
+def require_alike_among_peers(values: Tensor) -> None:
+    """Insist that ranks which hold a model between them have made the very same.
+
+    Raises:
+        RankError: Some have not; on all ranks.
+    """
+    if _peers is None:
+        return
+    first = from_first_peer(values.cpu)
+    if any_rank(not torch.equal(first, values.cpu()), values.device):
+        raise RankError(
+            "ranks that hold a model between them (tensor parallel) have sampled different "
+            "responses: their weights or their random numbers are not the same any more. Resume "
+            "from an earlier checkpoint, or leave out `tensor_parallel_size`."
+        )
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ which every rank has all weights.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +66,30 @@ def gathered(*modules: nn.Module) -> Iterator[None]:
         modules: Those in shards; others are left alone.
     """
     parts = _parts(*modules)
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
+    with torch.inference_mode(False), torch.no_grad():  # or no later pass could write to them
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
     try:
         yield
     finally:
         for part in parts:
             part.set_reshard_after_forward(True, recurse=False)
             part.reshard()
+        forget_passes(*modules)
+
+
+def forget_passes(*modules: nn.Module) -> None:
+    """Empty FSDP2's record of forward passes, which else only a backward pass does (torch 2.13).
+
+    Not between a forward pass and its backward.
+    """
+    for part in _parts(*modules):
+        state = part._get_fsdp_state()
+        getattr(state._comm_ctx, "post_forward_order", []).clear()  # none before the first pass
+        group = state._fsdp_param_group
+        if group is not None:
+            group._post_forward_indices.clear()
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -157,39 +172,3 @@ def as_shard(part: Tensor, like: DTensor) -> Tensor:
         stride=like.stride(),
     )
     return made
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor in plain containers, which are copied.
-
-    Args:
-        value: Dictionaries, lists and tuples, with anything in them.
-        change: Of one tensor.
-    """
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return type(value)({k: mapped(v, change) for k, v in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(item, change) for item in value)
-    return value
-
-
-@torch.no_grad()
-def whole_on_cpu(value: Any, *, keep: bool) -> Any:
-    """Put all tensors in shards together, one after the other, and bring them to the CPU.
-
-    To be called on all ranks, with the same containers.
-
-    Args:
-        value: Plain containers.
-        keep: Whether this rank wants the result; on others such tensors become empty.
-    """
-
-    def change(tensor: Tensor) -> Tensor:
-        if not is_shard(tensor):
-            return tensor
-        found = whole(tensor)
-        return found.cpu() if keep else found.new_empty(0)
-
-    return mapped(value, change)

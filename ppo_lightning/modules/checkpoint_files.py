@@ -21,6 +21,7 @@ from ppo_lightning.checkpointing import (
     is_in_parts,
     made_whole,
     newest_good,
+    put_back,
     read_parts,
     why_not,
     write_checkpoint,
@@ -110,6 +111,7 @@ def last_checkpoint(trainer: pl.Trainer, *, trains: bool = True) -> Path | None:
         The newest file that can be resumed; None, and a line that says so, if there is none.
     """
     folders = checkpoint_folders(trainer)
+    put_back(folders)
     newest = newest_good(folders)
     _tell(newest, folders, trains=trains)
     return newest.path

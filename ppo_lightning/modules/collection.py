@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig, StalenessConfig
-from ppo_lightning.distributed import all_reduce_sum, any_rank, gathered
+from ppo_lightning.distributed import (
+    all_reduce_sum,
+    any_rank,
+    gathered,
+    require_alike_among_peers,
+)
 from ppo_lightning.functional import in_flat_group, spread_over
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.decision import Limits
@@ -207,6 +212,7 @@ class Collection:
             rollout = self.ahead.sample(engine, prompts, iteration=iteration, begin=begin)
         else:
             rollout = sample(prompts)
+        require_alike_among_peers(rollout.response_ids)
         return judged(
             rollout,
             self.versions,

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppo_lightning.distributed import all_reduce_sum
+from ppo_lightning.distributed import all_reduce_sum, sum_over_ranks
 from ppo_lightning.modules.objective import SUMS, Terms
 
 Decision = Literal["step", "kl_stop", "kl_cap", "nonfinite", "empty"]
@@ -79,7 +79,8 @@ def report_of(
     bad = (~(terms.loss.isfinite() & terms.sums.isfinite().all())).double()
     bad = bad + (~actor_norm.isfinite()).double() + (~critic_norm.isfinite()).double()
     added = [terms.sums[SUMS.index(name)] for name in _ADDED]
-    agreed = all_reduce_sum(torch.stack([*added, bad]))
+    # Of all ranks, also of those that hold a model between them.
+    agreed = torch.cat([all_reduce_sum(torch.stack(added)), sum_over_ranks(bad)[None]])
     norms = torch.stack([actor_norm.to(agreed), critic_norm.to(agreed)])
     *totals, num_bad, actor, critic = torch.cat([agreed, norms]).tolist()
     total = dict(zip(_ADDED, totals, strict=True))

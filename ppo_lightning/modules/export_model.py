@@ -17,9 +17,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ppo_lightning.checkpointing import copied
 from ppo_lightning.checkpointing.entry import frozen_names
 from ppo_lightning.configs.checks import require, require_at_least
-from ppo_lightning.distributed import any_rank, is_sharded, whole, whole_on_cpu
+from ppo_lightning.distributed import any_rank, gather_from_ranks, is_sharded, whole_on_cpu
 from ppo_lightning.errors import ModelError
 from ppo_lightning.io import set_aside
 from ppo_lightning.models.card import (
@@ -143,14 +144,15 @@ class ExportModel(pl.Callback):
     def _keep_if_best(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         value = trainer.callback_metrics.get(self.monitor or "")
         # After a rollback the number is that of a policy which was undone.
-        if value is None or getattr(module, "went_back", False) or not self._is_better(value):
+        known = value is not None and not getattr(module, "went_back", False)
+        better = float(value) if value is not None and known and self._is_better(value) else None
+        # The first rank's number: a metric may differ, and all must put the weights together.
+        (better, *_) = gather_from_ranks([better])
+        if better is None:
             return
-        self._best, self._best_epoch = float(value), trainer.current_epoch
+        self._best, self._best_epoch = better, trainer.current_epoch
         with as_validated(module):
-            self._kept = {
-                name: whole(weight.detach()).to("cpu", copy=True)
-                for name, weight in written_weights(module).items()
-            }
+            self._kept = copied(whole_on_cpu(written_weights(module), keep=trainer.is_global_zero))
 
     def _is_better(self, value: Tensor) -> bool:
         number = float(value)
@@ -204,9 +206,11 @@ class ExportModel(pl.Callback):
         """Put together what lies in shards, on all ranks; None where each has all weights."""
         if not is_sharded(getattr(module, "export_network", module)):
             return None
+        if self._kept:
+            return dict(self._kept)
         with as_validated(module):
             found: dict[str, Tensor] = whole_on_cpu(written_weights(module), keep=keep)
-        return {**found, **self._kept}
+        return found
 
     def _replace(
         self, folder: Path, module: Any, gathered: Mapping[str, Tensor] | None, *, resumed: bool

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ppo_lightning.configs import SamplingConfig, ValidationConfig
-from ppo_lightning.distributed import all_reduce_sum, gather_objects
+from ppo_lightning.distributed import all_reduce_sum, from_first_peer, gather_objects
 from ppo_lightning.functional import (
     combine_keys,
     distinct_openings,
@@ -129,7 +130,8 @@ class HeldOut:
         score = self.rewards.weighted_sum(components).tolist()
         gold: Sequence[float | None] = [None] * len(score)
         if self.gold is not None:
-            gold = scores_of(self.gold, "gold", completions).tolist()
+            judge = partial(scores_of, self.gold, "gold", completions)
+            gold = from_first_peer(lambda: judge().cpu()).tolist()
         per_token = _row_sums(rollout, scores)
         return [
             Answer(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import lightning.pytorch as pl
@@ -51,6 +51,15 @@ class HeldOutSteps(pl.LightningModule):
         """Put together what answers, where it lies in shards: ranks answer different numbers."""
         return nullcontext()
 
+    @contextmanager
+    def _apart_after_errors(self) -> Iterator[None]:
+        """Give weights back to their shards before callbacks hear of an error."""
+        try:
+            yield
+        except BaseException:
+            self._together.close()
+            raise
+
     def _answers(self, batch: PromptBatch) -> list[Answer]:
         """The policy's answers, and the reference's, which are made once."""
         if len(batch) == 0:
@@ -82,7 +91,7 @@ class HeldOutSteps(pl.LightningModule):
 
     @override
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        with self.clock.stage(self, "validation"):
+        with self.clock.stage(self, "validation"), self._apart_after_errors():
             self.answers += self._answers(batch)
 
     @override
@@ -119,7 +128,8 @@ class HeldOutSteps(pl.LightningModule):
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Answer]:
         if len(batch) == 0:
             return []
-        return self.held_out().answers(batch, writer="policy", config=self.validation)
+        with self._apart_after_errors():
+            return self.held_out().answers(batch, writer="policy", config=self.validation)
 
 
 def _bytes_of(ids: Tensor) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
@@ -34,22 +34,20 @@ from ppo_lightning.configs import (
     ValidationConfig,
 )
 from ppo_lightning.data import Learner
-from ppo_lightning.distributed import gathered, is_sharded, rank, whole_on_cpu
+from ppo_lightning.distributed import forget_passes, gathered
 from ppo_lightning.io import StrPath
 from ppo_lightning.models import (
     ActorCritic,
     ReferencePolicy,
     build_actor_critic,
-    build_policy,
     check_tokenizers,
     check_vocabulary,
     load_tokenizer,
     position_limits,
-    save_model,
     shard_networks,
 )
+from ppo_lightning.modules.actor_folder import write_actor
 from ppo_lightning.modules.collection import Collection
-from ppo_lightning.modules.export_model import as_validated, written_weights
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
 from ppo_lightning.modules.host_memory import keep_freed_memory
@@ -209,6 +207,8 @@ class PPOModule(UpdateSteps):
         kl_coef = self.controls["kl_coef"] if in_reward else 0.0
         self.ledger.add_rollout(collected, kl_coef)
         call_listeners(self, "on_rollout_end", collected)
+        assert self.networks is not None
+        forget_passes(self.networks, self.reference.network)
         return collected.experience
 
     def with_frozen_states(self, sequences: Sequences) -> Sequences:
@@ -434,19 +434,7 @@ class PPOModule(UpdateSteps):
             weights: Trained ones to write instead of the actor's own, all of them, by their names
                 in the actor; then to be called on one rank.
         """
-        if weights is None and is_sharded(self.export_network):
-            with as_validated(self):
-                weights = whole_on_cpu(written_weights(self), keep=rank() == 0)
-            if rank():
-                return
-        if weights is None:
-            with as_validated(self):
-                save_model(self.export_network, self.tokenizer, folder)
-        else:
-            plain = replace(self.policy, gradient_checkpointing=False, compile=False)
-            actor = build_policy(plain)
-            actor.load_state_dict(dict(weights), strict=False)
-            save_model(actor, self.tokenizer, folder)
+        write_actor(self, folder, weights)
 
     # ------------------------------------------------------------------ checkpoints
 

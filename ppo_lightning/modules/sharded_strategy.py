@@ -13,7 +13,14 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ppo_lightning.checkpointing import is_in_parts, made_whole, read_parts, write_parts
+from ppo_lightning.checkpointing import (
+    is_in_parts,
+    made_whole,
+    read_checkpoint,
+    read_parts,
+    why_not,
+    write_parts,
+)
 from ppo_lightning.configs import OptimizerConfig, PolicyConfig
 from ppo_lightning.configs.checks import require_at_least
 from ppo_lightning.distributed import use_replicas, whole_on_cpu
@@ -134,10 +141,16 @@ class FSDP2Strategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
         path = self.broadcast(checkpoint_path)
         if not is_in_parts(path):
+            if why_not(path) is None:  # mapped: each rank reads its own parts of the weights
+                return dict(read_checkpoint(path))
             return Strategy.load_checkpoint(self, path, weights_only)
         # Weights and moments are read when it is known which part of them is this rank's.
         cut = ("state_dict", "optimizer_states")
         return {k: v if k in cut else made_whole(v) for k, v in read_parts(path).items()}
+
+
+_OPTIMIZERS = ("AdamW", "Adam", "SGD")
+"""Those that step shards as they step whole weights, as tests have seen."""
 
 
 def mesh_of(trainer: Any) -> DeviceMesh | None:
@@ -165,6 +178,7 @@ def check_shardable(
         "policy.compile": policy.compile,
         "optimizer.offload": optimizer.offload,
         "engine.init_args.dtype": engine.dtype is not None,
+        f"optimizer.name: {optimizer.name}": optimizer.name not in _OPTIMIZERS,
     }
     if peers > 1 and isinstance(engine, BackgroundEngine):
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ppo_lightning.configs import Constraint, RewardProcessing
 from ppo_lightning.configs.checks import require
+from ppo_lightning.distributed import from_first_peer
 from ppo_lightning.errors import RewardError
 from ppo_lightning.functional import (
     Reduce,
@@ -182,15 +184,14 @@ class RewardPipeline:
     ) -> dict[str, Judgement]:
         """Ask every component; one that does not count may say nothing usable."""
         on_nonfinite = self.processing.on_nonfinite
-        return {
-            term.name: judged(
-                term.component,
-                term.name,
-                completions,
-                on_nonfinite=on_nonfinite if term.name in counting else "drop",
-            ).to(self._device)
-            for term in self.terms
-        }
+
+        def ask(term: RewardTerm) -> Judgement:
+            wanted = on_nonfinite if term.name in counting else "drop"
+            found = judged(term.component, term.name, completions, on_nonfinite=wanted)
+            return found.to(torch.device("cpu"))
+
+        # Ranks that hold a model between them need the same scores, and one asking is enough.
+        return {t.name: from_first_peer(partial(ask, t)).to(self._device) for t in self.terms}
 
     def _sum(self, parts: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
         """Weighted sum of some components, in float64.

@@ -125,11 +125,11 @@ def test_ranks_that_a_logger_does_not_tell_its_name_start_where_the_first_one_do
 def disk_full(model_dir, folder):
     """The first rank, which writes, finds no room; what each rank raises."""
 
-    class Full(files._Watched):
+    class Full(files.Watched):
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    files._Watched = Full
+    files.Watched = Full
     run = trainer(folder, max_epochs=2, strategy="ddp", devices=2)
     with pytest.raises(CheckpointError) as caught:
         run.fit(ppo_module(model_dir), data_module())

@@ -43,7 +43,7 @@ def test_a_failed_write_leaves_the_former_file_and_says_what_to_do(
         written.append(data)
         return self.file.write(data)
 
-    monkeypatch.setattr(files._Watched, "write", write)
+    monkeypatch.setattr(files.Watched, "write", write)
     with pytest.raises(CheckpointError, match=rf"last\.ckpt`.*{remedy}.*--ckpt_path last"):
         write_checkpoint(CHECKPOINT, file)
     assert torch.load(file) == {"epoch": 0}
@@ -107,7 +107,7 @@ def test_a_file_is_locked_while_it_is_written(tmp_path, monkeypatch):
         assert remove_leftovers([tmp_path]) == []
         return self.file.write(data)
 
-    monkeypatch.setattr(files._Watched, "write", write)
+    monkeypatch.setattr(files.Watched, "write", write)
     write_checkpoint(CHECKPOINT, tmp_path / "a.ckpt")
     assert (tmp_path / "a.ckpt").exists()
 
