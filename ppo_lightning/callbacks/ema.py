@@ -38,6 +38,8 @@ class ActorEMA(pl.Callback):
 
     goes_back = True  # with a rollback: the average would remember the weights that were undone
 
+    reads_weights = True  # those of ZeRO's stage 3 are not there to be read
+
     def __init__(self, *, decay: float = 0.99, validate: bool = True) -> None:
         require(0 < decay < 1, f"`decay` must lie in (0, 1), got {decay}.")
         self.decay = decay

@@ -33,6 +33,8 @@ class PullBack(pl.Callback):
             gathered elsewhere.
     """
 
+    reads_weights = True  # those of ZeRO's stage 3 are not there to be read
+
     def __init__(
         self, *, every_n_iterations: int, weight: float, clear_moments: bool = False
     ) -> None:

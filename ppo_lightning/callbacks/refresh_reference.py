@@ -31,6 +31,8 @@ class RefreshReference(pl.Callback):
 
     goes_back = True  # or a rollback would leave the reference on the policy that was undone
 
+    reads_weights = True  # those of ZeRO's stage 3 are not there to be read
+
     def __init__(self, *, every_n_iterations: int, min_gain: float | None = None) -> None:
         require_at_least("every_n_iterations", every_n_iterations, 1)
         require_at_least("min_gain", min_gain, 0)

@@ -86,6 +86,8 @@ class CheckpointRollback(pl.Callback):
         thresholds: Of its own detectors.
     """
 
+    reads_weights = True  # those of ZeRO's stage 3 are not there to be read
+
     def __init__(
         self,
         *,

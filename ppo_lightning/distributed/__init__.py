@@ -4,6 +4,14 @@ from ppo_lightning.distributed.beats import Beat, Finding, Seen, judge
 from ppo_lightning.distributed.faults import fault_point
 from ppo_lightning.distributed.heartbeat import Heartbeat, open_store
 from ppo_lightning.distributed.indices import owned_indices
+from ppo_lightning.distributed.partitions import (
+    is_part,
+    is_scattered,
+    leave_together,
+    mark_part,
+    shape_of,
+    use_offload,
+)
 from ppo_lightning.distributed.progress import BETWEEN, START, Pulse, pulse
 from ppo_lightning.distributed.reduce import (
     all_reduce_max,
@@ -66,13 +74,17 @@ __all__ = [
     "gathered",
     "in_shards",
     "is_distributed",
+    "is_part",
+    "is_scattered",
     "is_shard",
     "is_sharded",
     "judge",
+    "leave_together",
     "lies_in_rows",
     "local",
     "local_block",
     "mapped",
+    "mark_part",
     "max_over_ranks",
     "num_copies",
     "num_replicas",
@@ -85,10 +97,12 @@ __all__ = [
     "replica",
     "replica_group",
     "require_alike_among_peers",
+    "shape_of",
     "shard",
     "shares_gradients",
     "spans_peers",
     "sum_over_ranks",
+    "use_offload",
     "use_replicas",
     "whole",
     "whole_on_cpu",

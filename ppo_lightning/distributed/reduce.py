@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppo_lightning.distributed.partitions import is_part
 from ppo_lightning.distributed.progress import pulse
 from ppo_lightning.distributed.shards import is_shard
 from ppo_lightning.errors import RankError
@@ -50,10 +51,10 @@ def is_distributed() -> bool:
 def shares_gradients(parameters: Iterable[Tensor]) -> bool:
     """Whether ranks may add gradients up parameter by parameter, so that all must get one.
 
-    DDP does, on one rank too; weights in shards come with their own sums.
+    DDP does, on one rank too; weights in shards and DeepSpeed come with their own sums.
     """
     up = dist.is_available() and dist.is_initialized()
-    return up and not any(is_shard(parameter) for parameter in parameters)
+    return up and not any(is_shard(p) or is_part(p) for p in parameters)
 
 
 def rank() -> int:

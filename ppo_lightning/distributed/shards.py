@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.distributed.partitions import (
+    has_scattered,
+    is_scattered,
+    kept_together,
+    together,
+)
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
@@ -45,7 +52,7 @@ def is_shard(tensor: Tensor) -> bool:
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether a module or a part of it lies in shards."""
-    return bool(_parts(module))
+    return bool(_parts(module)) or has_scattered(module)
 
 
 def _parts(*modules: nn.Module) -> list[Any]:
@@ -71,7 +78,8 @@ def gathered(*modules: nn.Module) -> Iterator[None]:
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
     try:
-        yield
+        with kept_together(*modules):
+            yield
     finally:
         for part in parts:
             part.set_reshard_after_forward(True, recurse=False)
@@ -99,6 +107,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """Put a tensor together; to be called on all ranks. A plain one is returned as it is."""
+    if is_scattered(tensor):
+        return together(tensor)
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppo_lightning.distributed.partitions import is_scattered
 from ppo_lightning.distributed.reduce import gather_from_ranks
 from ppo_lightning.distributed.shards import is_shard, local, whole
 
@@ -77,6 +78,8 @@ def whole_on_cpu(value: Any, *, keep: bool) -> Any:
     made: dict[int, Tensor] = {}
 
     def change(tensor: Tensor) -> Tensor:
+        if is_scattered(tensor):
+            return whole(tensor).cpu() if keep else whole(tensor).new_empty(0)
         if not is_shard(tensor):
             return tensor
         number = next(firsts)

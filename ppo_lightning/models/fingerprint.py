@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from ppo_lightning.distributed import gather_objects, lies_in_rows, local, whole
+from ppo_lightning.distributed import gather_objects, lies_in_rows, local, shape_of, whole
 
 _ENDS = 32
 
@@ -25,7 +25,7 @@ def fingerprint(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for (name, weight), (first, last) in zip(frozen, _ends([w for _, w in frozen]), strict=True):
         ends = torch.cat([first[:_ENDS], last[-_ENDS:]]).float()
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(f"{name}{tuple(shape_of(weight))}".encode())
         digest.update(ends.numpy().tobytes())
     return digest.hexdigest() if frozen else ""
 
@@ -35,8 +35,8 @@ def _ends(weights: list[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
     own = []
     for weight in weights:
         # In more dimensions a rank's part is no run of rows.
-        rows = weight.detach()
-        rows = rows if lies_in_rows(rows) else whole(rows)
+        rows = weight if lies_in_rows(weight) else whole(weight)
+        rows = rows.detach()
         flat = local(rows).flatten()
         own.append((flat[:_ENDS].cpu(), flat[-_ENDS:].cpu()))
     cut = [lies_in_rows(weight) for weight in weights]

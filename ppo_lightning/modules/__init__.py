@@ -11,6 +11,7 @@ from ppo_lightning.modules.sft import SFTModule
 from ppo_lightning.modules.sharded_strategy import FSDP2Strategy
 from ppo_lightning.modules.supervised import SupervisedModule
 from ppo_lightning.modules.written import WrittenAnswer, WrittenAnswers
+from ppo_lightning.modules.zero_strategy import ZeROStrategy
 
 __all__ = [
     "Answer",
@@ -27,5 +28,6 @@ __all__ = [
     "SupervisedModule",
     "WrittenAnswer",
     "WrittenAnswers",
+    "ZeROStrategy",
     "last_checkpoint",
 ]

@@ -16,7 +16,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ppo_lightning.configs import GroupConfig, OptimizerConfig
-from ppo_lightning.distributed import is_shard, local, num_copies, sum_over_ranks, world_size
+from ppo_lightning.distributed import (
+    is_part,
+    is_shard,
+    local,
+    num_copies,
+    sum_over_ranks,
+    world_size,
+)
 from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.functional import lr_factor
 from ppo_lightning.modules.offload import OffloadedAdam
@@ -80,7 +87,8 @@ def optimizer_over(
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"`optimizer`: {cls.__name__} refuses its settings: {error}") from error
     if issubclass(cls, _FUSED):
-        _fill_adam_state(optimizer)
+        for group in optimizer.param_groups:
+            fill_adam_state(optimizer, group["params"], group["amsgrad"])
     return optimizer
 
 
@@ -180,14 +188,14 @@ def _require_adam(cls: Any) -> None:
         )
 
 
-def _fill_adam_state(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
-        for parameter in group["params"]:
-            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            optimizer.state[parameter] = {"step": step} | {
-                name: torch.zeros_like(parameter) for name in moments
-            }
+def fill_adam_state(optimizer: Optimizer, parameters: Sequence[Tensor], amsgrad: bool) -> None:
+    """Fill Adam's state of some parameters as it is before the first step."""
+    moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else [])]
+    for parameter in parameters:
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        optimizer.state[parameter] = {"step": step} | {
+            name: torch.zeros_like(parameter) for name in moments
+        }
 
 
 def build_scheduler(
@@ -265,11 +273,19 @@ def refresh(scheduler: LambdaLR) -> None:
         group["lr"] = base * law(scheduler.last_epoch)
 
 
+def collect_gradients(optimizer: Any) -> None:
+    """Have an optimiser that sums gradients up for itself bring them to its groups' parameters."""
+    getattr(optimizer, "collect_gradients", lambda: None)()
+
+
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> Tensor:
     """Euclidean norm of the gradients, of all shards together; 0 where there is none. 0-d float."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    given = [p for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in given if p.grad is not None]
     if not gradients:
         return torch.zeros(())
+    if all(is_part(parameter) for parameter in given):
+        return sum_over_ranks(torch.nn.utils.get_total_norm(gradients).double().square()).sqrt()
     if not is_shard(gradients[0]):
         return torch.nn.utils.get_total_norm(gradients)
     own: dict[int, list[Tensor]] = {}

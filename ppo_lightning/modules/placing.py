@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ppo_lightning.checkpointing import Stored, made_whole
-from ppo_lightning.distributed import as_shard, is_shard, local, local_block, placed_like
+from ppo_lightning.distributed import as_shard, is_part, is_shard, local, local_block, placed_like
 
 
 def brought(value: Tensor | Stored, like: Tensor) -> Tensor:
@@ -35,6 +35,8 @@ def states_placed(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, A
         optimizer: Gets them.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(is_part(parameter) for parameter in parameters):
+        return dict(state)  # it is taken apart by the optimiser
 
     def placed(value: Any, parameter: Tensor) -> Any:
         if not isinstance(value, Tensor | Stored):

@@ -160,15 +160,21 @@ def mesh_of(trainer: Any) -> DeviceMesh | None:
 
 
 def check_shardable(
-    policy: PolicyConfig, optimizer: OptimizerConfig, engine: RolloutEngine, *, peers: int = 1
+    policy: PolicyConfig,
+    optimizer: OptimizerConfig,
+    engine: RolloutEngine,
+    *,
+    peers: int = 1,
+    by: str = "weights in shards",
 ) -> None:
-    """Refuse what has not been made to work with weights in shards.
+    """Refuse what has not been made to work with weights, or their moments, cut over ranks.
 
     Args:
-        policy: The actor.
-        optimizer: Of the run.
+        policy: The actor's.
+        optimizer: Of both networks.
         engine: Samples responses.
         peers: Ranks that hold a model between them.
+        by: What cuts them, for the message.
 
     Raises:
         ConfigError: Names the setting.
@@ -188,6 +194,6 @@ def check_shardable(
     for setting, given in unknown.items():
         if given:
             raise ConfigError(
-                f"`{setting}` cannot be used with weights in shards: leave it out, or set "
+                f"`{setting}` cannot be used with {by}: leave it out, or set "
                 "`trainer.strategy: ddp`."
             )

@@ -15,6 +15,7 @@ from ppo_lightning.data import PreferenceDataModule, SFTDataModule
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.run_safety import is_lightnings_default
 from ppo_lightning.modules.sharded_strategy import FSDP2Strategy
+from ppo_lightning.modules.zero_strategy import ZeROStrategy
 from ppo_lightning.rollout import ReplayDataModule, RolloutDataModule
 
 
@@ -31,7 +32,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         _whole_iteration(trainer)
     _refuse(trainer, _REFUSED, "PPOModule")
-    _check_placement(trainer, "PPOModule", (*_UNCUT_WEIGHTS, FSDP2Strategy))
+    _check_placement(trainer, "PPOModule", (*_UNCUT_WEIGHTS, FSDP2Strategy, ZeROStrategy))
     check_data(trainer, "PPOModule", "ppo")
     for callback in trainer.checkpoint_callbacks:
         _check_checkpointing(callback)
@@ -206,7 +207,11 @@ def _check_placement(trainer: Any, name: str, tested: Sequence[type[Strategy]]) 
     # By the very class: Lightning's DeepSpeedStrategy is a DDPStrategy.
     strategy, accelerator = type(trainer.strategy), type(trainer.accelerator)
     if strategy not in tested:
-        sharded = ", and `fsdp` (in Python `FSDP2Strategy()`)" if FSDP2Strategy in tested else ""
+        more = (
+            ", `fsdp` (in Python `FSDP2Strategy()`), and `deepspeed_stage_1` to `_3` "
+            "(`ZeROStrategy(stage=...)`)"
+        )
+        sharded = more if FSDP2Strategy in tested else ""
         raise ConfigError(
             f"`trainer.strategy` cannot be {strategy.__name__} with {name}: what is there is a "
             f"single device (`auto` with `devices: 1`), `ddp`{sharded}."

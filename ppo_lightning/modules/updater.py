@@ -17,7 +17,12 @@ from ppo_lightning.modules.controls import Controls
 from ppo_lightning.modules.decision import Limits, StepReport, report_of
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.objective import SUMS, Coefficients, Terms
-from ppo_lightning.modules.optim import clip_gradients, drop_gradients, gradient_norm
+from ppo_lightning.modules.optim import (
+    clip_gradients,
+    collect_gradients,
+    drop_gradients,
+    gradient_norm,
+)
 from ppo_lightning.modules.passes import IDLE, Part, pass_plan
 from ppo_lightning.modules.text_mix import TextMix
 from ppo_lightning.modules.update import Objective, Unsynced, accumulate_gradients, kl_old_of
@@ -115,6 +120,9 @@ class Updater:
         """
         parameters = {group["name"]: group["params"] for group in optimizer.param_groups}
         terms = self._gradients(batch, part, parameters, backward, unsynced)
+        collect_gradients(optimizer)
+        if (idle := IDLE[part]) is not None:
+            drop_gradients(parameters[idle])
         norms = {name: gradient_norm(group) for name, group in parameters.items()}
         report = report_of(
             terms, norms["actor"], norms["critic"], limits=self._limits_of_step(part)
@@ -145,7 +153,7 @@ class Updater:
         backward: Callable[[Tensor], None],
         unsynced: Unsynced,
     ) -> Terms:
-        """Forward and backward; a group that is not trained is left without a gradient."""
+        """Forward and backward; what a group that is not trained gets means nothing."""
         idle = IDLE[part]
         untouched = parameters[idle] if idle else ()
         experience, objective = batch.experience, self.objective
@@ -164,7 +172,6 @@ class Updater:
         )
         if self.text_mix is not None and part != "critic":
             terms = self.text_mix.add(terms, self.objective, batch, parameters, backward)
-        drop_gradients(untouched)
         return terms
 
     def coefficients(self) -> Coefficients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,11 @@ def every_callback() -> list[pl.Callback]:
     ]
 
 
-def state_of(trainer: Any, module: PPOModule) -> dict[str, Any]:
+KEPT = ("ActorEMA", "BufferScheduler", "CheckpointRollback", "RefreshReference")
+"""Callbacks whose states are part of what a run leaves."""
+
+
+def state_of(trainer: Any, module: PPOModule, present: Container[str] = KEPT) -> dict[str, Any]:
     """All that a run leaves: weights, moments, dials and journal, and the callbacks' states."""
     callbacks = {type(c).__name__: c.state_dict() for c in trainer.callbacks}
     optimizer: Any = module.optimizers(use_pl_optimizer=False)
@@ -102,10 +107,7 @@ def state_of(trainer: Any, module: PPOModule) -> dict[str, Any]:
         "rewards": module.reward_pipeline.state_dict(),
         "data": trainer.datamodule.state_dict(),
         "global_step": trainer.global_step,
-        "callbacks": {
-            name: callbacks[name]
-            for name in ("ActorEMA", "BufferScheduler", "CheckpointRollback", "RefreshReference")
-        },
+        "callbacks": {name: callbacks[name] for name in KEPT if name in present},
     }
 
 

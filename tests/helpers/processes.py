@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-_PRELOAD = ["torch", "lightning.pytorch", "transformers", "ppo_lightning.modules"]
+_PRELOAD = ["torch", "lightning.pytorch", "transformers", "ppo_lightning.modules", "deepspeed"]
 TIMEOUT_SECONDS = 120
 
 

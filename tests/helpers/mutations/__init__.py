@@ -22,6 +22,7 @@ from tests.helpers.mutations import (
     training,
     vllm,
     watchdog,
+    zero,
 )
 from tests.helpers.mutations.base import Mutation, misfit
 
@@ -39,6 +40,7 @@ MUTATIONS = (
     *reward_model.MUTATIONS,
     *chain.MUTATIONS,
     *vllm.MUTATIONS,
+    *zero.MUTATIONS,
     *packing.MUTATIONS,
     *scale.MUTATIONS,
     *watchdog.MUTATIONS,

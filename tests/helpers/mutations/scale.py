@@ -68,9 +68,9 @@ MUTATIONS = (
     ),
     fault(
         "T51",
-        "distributed/shards.py",
-        "return found.cpu() if keep else",
-        "return found.cpu() * 2 if keep else",
+        "distributed/trees.py",
+        "made[number] = found.cpu() if keep",
+        "made[number] = found.cpu() * 2 if keep",
         _RESUME + "test_t51_a_run_goes_on_under_another_strategy_on_other_ranks",
     ),
 )

@@ -70,7 +70,7 @@ MUTATIONS = (
     fault(
         "T42",
         "modules/decision.py",
-        "agreed = all_reduce_sum(torch.stack([*added, bad]))",
+        "agreed = torch.cat([all_reduce_sum(torch.stack(added)), sum_over_ranks(bad)[None]])",
         "agreed = torch.stack([*added, bad])",
         "unit/modules/test_update.py::test_t42_the_decision_is_made_on_the_sum_over_ranks",
     ),
@@ -229,8 +229,8 @@ MUTATIONS = (
     fault(
         "T52",
         "checkpointing/files.py",
-        "with open_atomic(path, follow_links=False) as file:",
-        'with open(path, "wb") as file:',
+        "open_atomic(path, follow_links=False) as file:",
+        'open(path, "wb") as file:',
         "integration/test_interrupts.py::"
         "test_t52_t53_a_run_killed_again_and_again_goes_on_bit_for_bit",
     ),

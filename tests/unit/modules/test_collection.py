@@ -33,6 +33,9 @@ class Network:
     def modules(self):
         return ()
 
+    def parameters(self):
+        return ()
+
     def __init__(self):
         self.asked = []
 

@@ -77,11 +77,13 @@ def test_no_token_on_any_rank_is_no_division_by_zero():
 
 
 def test_t42_the_decision_is_made_on_the_sum_over_ranks(monkeypatch):
-    others = torch.tensor([0.5, 0.0, 0.0, 4.0, 0.0, 4.0, 0.0], dtype=torch.float64)
+    others = torch.tensor([0.5, 0.0, 0.0, 4.0, 0.0, 4.0], dtype=torch.float64)
+    bad = torch.tensor(0.0, dtype=torch.float64)
     monkeypatch.setattr(decision_file, "all_reduce_sum", lambda own: own + others)
+    monkeypatch.setattr(decision_file, "sum_over_ranks", lambda own: own + bad)
     found = report(terms(kl_sum=0.0))
     assert (found.decision, found.kl_old) == ("kl_stop", 0.5 / 8)
-    others[-1] = 1.0  # another rank's loss is not finite
+    bad += 1.0  # another rank's loss is not finite
     assert report(terms(kl_sum=0.0)).decision == "nonfinite"
 
 
