@@ -52,6 +52,12 @@ class ZeROStrategy(DDPStrategy):
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
         require(stage in (1, 2, 3), f"`stage` must be 1, 2 or 3, got {stage}.")
+        for name in zero or {}:
+            if name == "stage" or name.startswith("offload"):
+                raise ConfigError(
+                    f"`zero.{name}` cannot be set here: "
+                    + ("set `stage`." if name == "stage" else "states and weights stay on the GPU.")
+                )
         if find_spec("deepspeed") is None:
             raise ConfigError(
                 "`trainer.strategy`: DeepSpeed is not installed; `pip install "
