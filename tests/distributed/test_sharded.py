@@ -75,11 +75,23 @@ def train(model_dir, folder, variant, ranks, peers=1, **overrides):
     return {n: whole(p.detach()).numpy() for n, p in module.named_parameters()}, ids, stats
 
 
-@pytest.mark.parametrize("variant", ALL)
-def test_t47_t48_t49_shards_give_the_result_of_one_process(tiny_model_dir, tmp_path, variant):
+QUICK = {
+    "gpt2": ("separate", "lora", "cut", "checkpointing"),
+    "llama": ("shared", "lora-shared", "sequence", "padded"),
+}
+SLOW = [(family, v) for family, quick in QUICK.items() for v in ALL if v not in quick]
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [(family, variant) for family, quick in QUICK.items() for variant in quick]
+    + [pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW],
+)
+def test_t47_t48_t49_shards_give_the_result_of_one_process(request, tmp_path, family, variant):
     """Seven responses in three minibatches on two ranks: the same responses and parameters."""
-    (alone,) = run_on_ranks(train, 1, tiny_model_dir, tmp_path, variant, 1)
-    first, second = run_on_ranks(train, 2, tiny_model_dir, tmp_path, variant, 2)
+    model_dir = request.getfixturevalue(f"tiny_{family}_dir")
+    (alone,) = run_on_ranks(train, 1, model_dir, tmp_path, variant, 1)
+    first, second = run_on_ranks(train, 2, model_dir, tmp_path, variant, 2)
     assert [a | b for a, b in zip(first[1], second[1], strict=True)] == alone[1]
     require_same(alone, first, second)
 
@@ -96,7 +108,16 @@ def require_same(alone, *ranks):
             assert ours == pytest.approx(one, rel=1e-6, abs=1e-6, nan_ok=True)
 
 
-@pytest.mark.parametrize("variant", ["separate", "shared", "lora", "lora-shared", "cut"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "separate",
+        "lora-shared",
+        "cut",
+        pytest.param("shared", marks=pytest.mark.slow),
+        pytest.param("lora", marks=pytest.mark.slow),
+    ],
+)
 def test_t48_tensor_parallel_gives_the_result_of_one_process(even_llama_dir, tmp_path, variant):
     """Both ranks hold a model between them, and see the same responses."""
     (alone,) = run_on_ranks(train, 1, even_llama_dir, tmp_path, variant, 1)

@@ -66,7 +66,14 @@ def finish(model_dir, folder, layout):
     return [torch.load(folder / f"final{number}.pt") for number in (0, 1)]
 
 
-@pytest.fixture(scope="module", params=["fsdp", "tensor", "parts"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "fsdp",
+        pytest.param("tensor", marks=pytest.mark.slow),
+        pytest.param("parts", marks=pytest.mark.slow),
+    ],
+)
 def uninterrupted(request, even_llama_dir, tmp_path_factory):
     """A layout, and what each rank leaves of a run that is never stopped."""
     folder = tmp_path_factory.mktemp("uninterrupted")
@@ -135,18 +142,18 @@ def go_on(model_dir, folder, layout, iterations, variant):
     ("first", "second", "variant"),
     [
         ("one", "fsdp", "separate"),
-        ("one", "tensor", "lora"),
-        ("ddp", "one", "shared"),
+        pytest.param("one", "tensor", "lora", marks=pytest.mark.slow),
+        pytest.param("ddp", "one", "shared", marks=pytest.mark.slow),
         ("ddp", "fsdp", "lora"),
         ("fsdp", "one", "separate"),
-        ("fsdp", "ddp", "shared"),
+        pytest.param("fsdp", "ddp", "shared", marks=pytest.mark.slow),
         ("fsdp", "tensor", "separate"),
         ("tensor", "one", "separate"),
-        ("tensor", "fsdp", "lora"),
+        pytest.param("tensor", "fsdp", "lora", marks=pytest.mark.slow),
         ("parts", "one", "separate"),
-        ("parts", "ddp", "lora"),
-        ("tensor-parts", "fsdp", "shared"),
-        ("fsdp", "tensor-parts", "separate"),
+        pytest.param("parts", "ddp", "lora", marks=pytest.mark.slow),
+        pytest.param("tensor-parts", "fsdp", "shared", marks=pytest.mark.slow),
+        pytest.param("fsdp", "tensor-parts", "separate", marks=pytest.mark.slow),
         ("four-parts", "parts", "separate"),
     ],
 )
