@@ -37,8 +37,10 @@ class Part:
             For each weight its own.
         """
         if not isinstance(value, Tensor) or value.shape != self.flat.shape:
-            plain = value.clone() if isinstance(value, Tensor) else value
-            return [(weight, plain) for weight in self.weights]
+            # One each: whoever goes on with a shared count of steps counts once for every weight.
+            return [
+                (w, value.clone() if isinstance(value, Tensor) else value) for w in self.weights
+            ]
         parts = [torch.empty_like(value) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, value.contiguous())
         if self.stage < 3:

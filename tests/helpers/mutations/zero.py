@@ -58,4 +58,11 @@ MUTATIONS = (
         _RESUME + "test_t42_t49_ranks_decide_and_stay_alike",
         _RESUME + "test_killed_ranks_go_on_bit_for_bit",
     ),
+    fault(
+        "T51",
+        "modules/zero_layout.py",
+        "return [(w, value.clone() if isinstance(value, Tensor) else value) for w in self.weights]",
+        "return [(weight, value) for weight in self.weights]",
+        _ALIKE,
+    ),
 )
