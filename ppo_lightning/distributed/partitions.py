@@ -16,8 +16,19 @@ import torch
 from torch import Tensor, nn
 
 _MARK = "_is_part_of_group"
-_FETCHING = ("pre_sub_module_forward_function", "post_sub_module_forward_function")
+_FETCHING = (
+    "pre_sub_module_forward_function",
+    "post_sub_module_forward_function",
+    "get_param_coordinator",
+)
 _offload: Any = None
+
+
+class _NoOrder:
+    """In the place of what has ranks agree, at each pass, on the order of modules."""
+
+    def reset_step(self) -> None:
+        """Do nothing."""
 
 
 def mark_part(tensor: Tensor) -> None:
@@ -67,6 +78,7 @@ def kept_together(*modules: nn.Module) -> Iterator[None]:
         under_way = sys.modules[type(_offload).__module__].FWD_MODULE_STACK
         _offload.pre_sub_module_forward_function = under_way.append
         _offload.post_sub_module_forward_function = lambda module: None
+        _offload.get_param_coordinator = _NoOrder
         try:
             yield
         finally:

@@ -61,8 +61,15 @@ MUTATIONS = (
     fault(
         "T51",
         "modules/zero_layout.py",
-        "return [(w, value.clone() if isinstance(value, Tensor) else value) for w in self.weights]",
-        "return [(weight, value) for weight in self.weights]",
+        "(w, value.clone() if isinstance(value, Tensor) else value) for w in self.weights",
+        "(w, value) for w in self.weights",
         _ALIKE,
+    ),
+    fault(
+        "T46",
+        "distributed/partitions.py",
+        "        _offload.get_param_coordinator = _NoOrder\n",
+        "        _offload.get_param_coordinator = _offload.get_param_coordinator\n",
+        _RESUME + "test_t42_t49_ranks_decide_and_stay_alike",
     ),
 )
