@@ -80,7 +80,7 @@ class ZeROStrategy(DDPStrategy):
             )
         base: Optimizer = self.optimizers[0]
         groups = [list(group["params"]) for group in base.param_groups]
-        _check(self.lightning_module, str(trainer.precision), groups, self.stage)
+        _check(self.lightning_module, groups, self.stage)
         warnings.filterwarnings("ignore", "`torch.distributed.", FutureWarning)
         with _quiet():
             engine = self._engine(networks, base)
@@ -161,17 +161,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _check(module: Any, precision: str, groups: list[list[Any]], stage: int) -> None:
+def _check(module: Any, groups: list[list[Any]], stage: int) -> None:
     """Refuse what has not been made to work with DeepSpeed.
 
     Raises:
         ConfigError: Names the setting.
     """
     check_shardable(module.policy, module.optimizer_config, module.engine, by="DeepSpeed")
-    if "16-mixed" in precision and "bf16" not in precision:
-        raise ConfigError(
-            f"`trainer.precision: {precision}` cannot be used with DeepSpeed here: set bf16-mixed."
-        )
     other = {str(p.dtype).removeprefix("torch.") for group in groups for p in group} - {"float32"}
     if other:
         raise ConfigError(
