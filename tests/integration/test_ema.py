@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.testing import assert_close
 
-from ppo_lightning.callbacks import ActorEMA, CheckpointRollback
+from ppo_lightning.callbacks import ActorEMA, CheckpointRollback, ExportModel
 from ppo_lightning.checkpointing import export_actor, load_actor, read_models
 from ppo_lightning.configs import LoraConfig
 from ppo_lightning.diagnostics import DetectorConfig
@@ -254,3 +254,20 @@ def test_a_new_run_with_the_same_object_begins_anew(tmp_path, tiny_llama_dir):
 def test_nonsense_is_refused(decay):
     with pytest.raises(ValueError, match="`decay`"):
         ActorEMA(decay=decay)
+
+
+def test_an_export_in_the_midst_of_a_validation_leaves_the_actor_its_own_weights(
+    tiny_gpt2_dir, tmp_path
+):
+    """Whichever of the two callbacks comes first."""
+    found = []
+    for number in (0, 1):
+        callbacks = [
+            ActorEMA(decay=0.9),
+            ExportModel(str(tmp_path / f"best{number}"), monitor="val/sampled/score", mode="max"),
+        ]
+        module = ppo_module(tiny_gpt2_dir)
+        data = data_module(val_prompts=["no"])
+        fit(tmp_path / str(number), module, data, callbacks=callbacks[:: 1 - 2 * number])
+        found.append(parameters(module))
+    assert all(weight.equal(found[1][name]) for name, weight in found[0].items())
