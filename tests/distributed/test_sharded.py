@@ -24,7 +24,15 @@ from ppo_lightning.rollout import AsyncEngine, NativeEngine
 from tests.distributed.test_two_ranks import VARIANTS
 from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.runs import Recorder, data_module, fit, ppo_module, trainer
+from tests.helpers.runs import (
+    Recorder,
+    data_module,
+    fit,
+    logged,
+    ppo_module,
+    sampled_ids,
+    trainer,
+)
 from tests.helpers.tiny_models import build_gpt2, build_llama
 
 ALL = {
@@ -62,16 +70,8 @@ def train(model_dir, folder, variant, ranks, peers=1, **overrides):
         devices=ranks,
         enable_checkpointing=False,
     )
-    ids = [
-        dict(
-            zip(c.experience.indices.tolist(), map(tuple, c.completions.response_ids), strict=True)
-        )
-        for c in recorder.collected
-    ]
-    stats = [
-        {k: v for k, v in s.to_log().items() if k[:4] not in ("time", "run/")}
-        for s in recorder.stats
-    ]
+    ids = sampled_ids(recorder)
+    stats = logged(recorder)
     return {n: whole(p.detach()).numpy() for n, p in module.named_parameters()}, ids, stats
 
 

@@ -20,7 +20,14 @@ from ppo_lightning.modules import ZeROStrategy
 from tests.distributed.test_sharded import ALL, uneven
 from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.runs import PoisonedAt, data_module, fit, ppo_module
+from tests.helpers.runs import (
+    PoisonedAt,
+    data_module,
+    fit,
+    logged,
+    ppo_module,
+    sampled_ids,
+)
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (extra `deepspeed`)")
 
@@ -66,16 +73,8 @@ def train(model_dir, folder, variant, stage, ranks, **overrides):
         enable_checkpointing=False,
         callbacks=[ValueWarmup(num_iterations=1)] if variant == "warm-up" else [],
     )
-    ids = [
-        dict(
-            zip(c.experience.indices.tolist(), map(tuple, c.completions.response_ids), strict=True)
-        )
-        for c in recorder.collected
-    ]
-    stats = [
-        {k: v for k, v in s.to_log().items() if k[:4] not in ("time", "run/")}
-        for s in recorder.stats
-    ]
+    ids = sampled_ids(recorder)
+    stats = logged(recorder)
     return {n: p.detach().numpy() for n, p in module.named_parameters()}, ids, stats
 
 

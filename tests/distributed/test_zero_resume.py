@@ -21,7 +21,14 @@ from tests.helpers.everything import (
 )
 from tests.helpers.faults import same
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.runs import Recorder, data_module, ppo_module, trainer
+from tests.helpers.runs import (
+    Recorder,
+    data_module,
+    merged_ids,
+    ppo_module,
+    sampled_ids,
+    trainer,
+)
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (extra `deepspeed`)")
 
@@ -123,12 +130,7 @@ def go_on(model_dir, folder, layout, iterations, variant):
         folder, callbacks=[loaded], strategy=strategy, devices=ranks, max_epochs=iterations
     )
     run.fit(module, data_module(seed=4), ckpt_path=last_checkpoint(run))
-    ids = [
-        dict(
-            zip(c.experience.indices.tolist(), map(tuple, c.completions.response_ids), strict=True)
-        )
-        for c in loaded.collected
-    ]
+    ids = sampled_ids(loaded)
     return loaded.weights, ids, {n: p.detach().numpy() for n, p in module.named_parameters()}
 
 
@@ -154,7 +156,7 @@ def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(
     changed = on_layout(tiny_gpt2_dir, tmp_path / "other", second, 3, variant)
     for weights, _, _ in changed:
         assert all((weights[name] == made[0][2][name]).all() for name in weights)
-    assert merged(changed) == merged(stayed)
+    assert merged_ids(changed) == merged_ids(stayed)
     for name, value in stayed[0][2].items():
         found, wanted = torch.tensor(changed[0][2][name]), torch.tensor(value)
         assert_close(found, wanted, rtol=0, atol=1e-6, msg=name)
@@ -164,11 +166,3 @@ def on_layout(model_dir, folder, layout, *arguments):
     """What ``go_on`` returns on each rank."""
     _, ranks = LAYOUTS[layout]()
     return run_on_ranks(go_on, ranks, model_dir, folder, layout, *arguments)
-
-
-def merged(found):
-    """Responses of all ranks, iteration by iteration."""
-    return [
-        {number: ids for part in parts for number, ids in part.items()}
-        for parts in zip(*(ids for _, ids, _ in found), strict=True)
-    ]

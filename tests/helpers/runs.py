@@ -148,3 +148,33 @@ class PoisonedAt:
 def parameters(module: PPOModule) -> dict[str, Tensor]:
     """Copies of all parameters by name."""
     return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def sampled_ids(recorder: Recorder) -> list[dict[int, tuple[int, ...]]]:
+    """Token ids of a rank's responses by their numbers, iteration by iteration."""
+    return [
+        dict(
+            zip(c.experience.indices.tolist(), map(tuple, c.completions.response_ids), strict=True)
+        )
+        for c in recorder.collected
+    ]
+
+
+def logged(recorder: Recorder) -> list[dict[str, float]]:
+    """What was logged, but for what differs between two runs: times and memory."""
+    return [
+        {k: v for k, v in s.to_log().items() if k[:4] not in ("time", "run/")}
+        for s in recorder.stats
+    ]
+
+
+def merged_ids(found: list[Any]) -> list[dict[int, tuple[int, ...]]]:
+    """Responses of all ranks, iteration by iteration.
+
+    Args:
+        found: Of each rank three things, of which the second is its ``sampled_ids``.
+    """
+    return [
+        {number: ids for part in parts for number, ids in part.items()}
+        for parts in zip(*(ids for _, ids, _ in found), strict=True)
+    ]
