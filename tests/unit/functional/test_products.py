@@ -26,6 +26,7 @@ def asked(monkeypatch):
         return original(x, *others)
 
     monkeypatch.setattr(products, "onednn_is_quicker", lambda: True)
+    monkeypatch.setattr(products, "works_in_halves", lambda: False)
     monkeypatch.setattr(products, "_onednn", counted)
     return calls
 
@@ -239,13 +240,13 @@ def test_a_product_in_other_dtypes_is_added_too(asked):
 @pytest.mark.parametrize(
     ("says", "capability", "expected"),
     [
-        ("vendor_id\t: AuthenticAMD", "AVX512", True),
-        ("vendor_id\t: GenuineIntel", "AVX512", False),
-        ("vendor_id\t: AuthenticAMD", "AVX2", False),
+        ("AuthenticAMD", "AVX512", True),
+        ("GenuineIntel", "AVX512", False),
+        ("AuthenticAMD", "AVX2", False),
     ],
 )
 def test_only_wide_processors_of_amd_ask_it(monkeypatch, says, capability, expected):
-    monkeypatch.setattr(products, "_processor", lambda: says)
+    monkeypatch.setattr(products, "_processor", lambda: {"vendor_id": says})
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     has_both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
     assert products.onednn_is_quicker.__wrapped__() == (expected and has_both)
@@ -275,3 +276,33 @@ def test_rounding_adds_a_32nd_at_most_and_leaves_few_numbers():
     rounded = {count: rounded_up(count, 16) for count in range(512, 8192)}
     assert all(0 <= up - count <= count / 32 for count, up in rounded.items())
     assert len(set(rounded.values())) <= 4 * 33
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [("25", True), ("26", False), ("", False), ("unknown", False)]
+)
+def test_a_processor_is_known_by_its_family(monkeypatch, family, expected):
+    monkeypatch.setattr(products, "_processor", lambda: {"cpu family": family})
+    assert products.works_in_halves.__wrapped__() == expected
+
+
+def test_the_first_processor_is_read(monkeypatch, tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nvendor_id\t: A\ncpu family\t: 7\n\nvendor_id\t: B\n")
+    monkeypatch.setattr(products, "Path", lambda _: path)
+    assert products._processor() == {"vendor_id": "A", "cpu family": "7"}
+    path.unlink()
+    assert products._processor()["cpu family"] == ""
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "calls"), [(512, 520, 2), (520, 512, 3), (40, 40, 0)]
+)
+def test_in_halves_most_gradients_of_weights_are_torchs(asked, monkeypatch, inputs, outputs, calls):
+    monkeypatch.setattr(products, "works_in_halves", lambda: True)
+    x, weight, grad = drawn((129, inputs), (outputs, inputs), (129, outputs))
+    found = tried(linear, [x, weight, None], grad, trained=(True, True, False))
+    assert len(asked) == calls  # forward and for the layer before; 40 times 40 are too few numbers
+    expected = tried(nn.functional.linear, [x, weight, None], grad, trained=(True, True, False))
+    assert_close(found, expected, rtol=1e-4, atol=1e-3)

@@ -61,6 +61,7 @@ def by_onednn(monkeypatch):
     for place in (products, linear):
         monkeypatch.setattr(place, "onednn_is_quicker", lambda: True)
     monkeypatch.setattr(products, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(products, "works_in_halves", lambda: False)
     monkeypatch.setattr(products, "_onednn", counted)
     return calls
 

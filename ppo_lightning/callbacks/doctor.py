@@ -1,0 +1,210 @@
+"""Find a run's illnesses while it goes on, say so, and treat them if that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from ppo_lightning.callbacks.controller import fresh_stats
+from ppo_lightning.callbacks.treatment import Treatment, TreatmentConfig
+from ppo_lightning.configs.checks import require
+from ppo_lightning.diagnostics import (
+    RULES,
+    Diagnosis,
+    Examiner,
+    Rule,
+    RuleLimits,
+    Severity,
+    notice,
+    rank_of,
+)
+from ppo_lightning.metrics import IterationStats
+from ppo_lightning.modules.reporting import log_iteration
+from ppo_lightning.types import Verdict
+
+SOURCE = "Doctor"
+
+Policy = Literal["observe", "advise", "act"]
+_POLICIES = ("observe", "advise", "act")
+
+
+class Doctor(pl.Callback):
+    """Ask the rules about every iteration, and tell what they find.
+
+    An illness is told once when it is suspected, when it gets worse and when it is over: in the
+    log, in the journal (``changes`` in ``metrics.jsonl``), and as ``doctor/<illness>`` in the
+    loggers, where 1 is ``watch``, 2 ``ill``, 3 ``critical``. ``docs/troubleshooting.md`` has the
+    rules with their remedies.
+
+    - ``observe`` tells the illness and its evidence.
+    - ``advise`` adds likely causes and what to try, with values.
+    - ``act`` turns dials as well, within ``treatment``'s bounds: rates, β, ε, the entropy bonus,
+      update epochs, a pause of the actor while the critic learns. All of it is in the journal, and
+      is taken back after ``treatment.undo_after`` iterations without a sign. ``stop_on`` names
+      illnesses that end the run when they are ``critical``, or still there after the last dose.
+
+    Illnesses of severity ``report`` are also reported to the run, and ``CheckpointRollback`` goes
+    back on them, once for each episode.
+
+    Args:
+        policy: What to do about illnesses.
+        rules: Rules of your own, besides those of this project.
+        limits: Thresholds of the rules.
+        ignore: Illnesses that are not looked for.
+        report: Least severity that is reported, or ``none``.
+        treatment: How far ``act`` goes.
+        stop_on: Illnesses that stop the run under ``act``.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy = "advise",
+        rules: list[Rule] | None = None,
+        limits: RuleLimits = RuleLimits(),  # noqa: B008 (frozen)
+        ignore: list[str] | None = None,
+        report: Literal["ill", "critical", "none"] = "critical",
+        treatment: TreatmentConfig = TreatmentConfig(),  # noqa: B008 (frozen)
+        stop_on: list[str] | None = None,
+    ) -> None:
+        require(policy in _POLICIES, f"`policy` must be one of {_POLICIES}, got {policy!r}.")
+        levels = ("ill", "critical", "none")
+        require(report in levels, f"`report` must be one of {levels}, got {report!r}.")
+        asked = (*RULES, *(rules or ()))
+        known = {rule.illness for rule in asked}
+        for name in (*(ignore or ()), *(stop_on or ())):
+            require(name in known, f"`{name}` is no illness of a rule. Known: {sorted(known)}.")
+        self.policy, self.report, self.stop_on = policy, report, frozenset(stop_on or ())
+        rules_asked = [rule for rule in asked if rule.illness not in (ignore or ())]
+        self.examiner = Examiner(rules_asked, limits)
+        self.treatment = Treatment(SOURCE, treatment)
+        self._told: dict[str, Severity] = {}
+        self._reported: set[tuple[str, int]] = set()
+
+    @property
+    def diagnoses(self) -> list[Diagnosis]:
+        """What the run suffers from now, the leading illness first."""
+        return self.examiner.diagnoses()
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        stats = fresh_stats(pl_module)
+        if stats is None:
+            return
+        found = self.examiner.examine(stats)
+        for diagnosis in found:
+            self._report(pl_module, diagnosis, stats)
+        self._tell(pl_module, found, stats)
+        if self.policy == "act":
+            self._act(trainer, pl_module, found, stats)
+
+    def on_iteration_end(self, trainer: pl.Trainer, module: Any, stats: IterationStats) -> None:
+        """Log severities, and forget what a rollback has undone; called by the module."""
+        severities = {f"doctor/{d.illness}": rank_of(d.severity) + 1.0 for d in self.diagnoses}
+        worst = max(severities.values(), default=0.0)
+        log_iteration(trainer, {"doctor/severity": worst, **severities}, iteration=stats.iteration)
+        restored = _restored(module, stats.iteration)
+        if restored is not None:
+            self.examiner.undo_after(restored)
+            self._told = {d.illness: d.severity for d in self.diagnoses}
+
+    # ------------------------------------------------------------------ what it does
+
+    def _report(self, module: Any, diagnosis: Diagnosis, stats: IterationStats) -> None:
+        """Report an illness to those who treat it, once for each episode."""
+        key = diagnosis.illness, diagnosis.since
+        if self.report == "none" or key in self._reported or diagnosis.companion_of is not None:
+            return
+        if diagnosis.iteration != stats.iteration:
+            return
+        if rank_of(diagnosis.severity) < rank_of(self.report):
+            return
+        self._reported.add(key)
+        evidence = "; ".join(map(str, diagnosis.evidence)) + "."
+        verdict = Verdict(
+            illness=diagnosis.illness, evidence=evidence, iteration=stats.iteration, source=SOURCE
+        )
+        module.report(verdict)
+
+    def _tell(self, module: Any, found: list[Diagnosis], stats: IterationStats) -> None:
+        """Say what is new, in the log and in the journal."""
+        for diagnosis in found:
+            before = self._told.get(diagnosis.illness)
+            if before is not None and rank_of(diagnosis.severity) <= rank_of(before):
+                continue
+            self._told[diagnosis.illness] = diagnosis.severity
+            _note(module, diagnosis.illness, before, diagnosis.severity, str(diagnosis))
+            if diagnosis.severity != "watch":
+                advise = self.policy != "observe"
+                rank_zero_info(f"{SOURCE}: {notice(diagnosis, now=stats, advise=advise)}")
+        for illness in self._told.keys() - {diagnosis.illness for diagnosis in found}:
+            before = self._told.pop(illness)
+            _note(module, illness, before, None, "no sign of it any more")
+            if before != "watch":
+                rank_zero_info(f"{SOURCE}: {illness} is over in iteration {stats.iteration}.")
+
+    def _act(
+        self, trainer: pl.Trainer, module: Any, found: list[Diagnosis], stats: IterationStats
+    ) -> None:
+        for diagnosis in found:
+            if diagnosis.severity == "watch" or diagnosis.iteration != stats.iteration:
+                continue
+            if self._should_stop(diagnosis):
+                reason = f"{SOURCE} stops the run: {diagnosis}"
+                module.controls.note(SOURCE, "stop", reason=reason)
+                rank_zero_info(reason)
+                trainer.should_stop = True
+                return
+            spread = stats.score_std or 1.0
+            done = self.treatment.dose(module.controls, diagnosis, spread=spread)
+            if done:
+                rank_zero_info(f"{SOURCE} treats {diagnosis.illness}: {', '.join(done)}.")
+        for illness in self.treatment.review(module.controls, found):
+            rank_zero_info(f"{SOURCE}: the treatment of {illness} has ended.")
+
+    def _should_stop(self, diagnosis: Diagnosis) -> bool:
+        if diagnosis.illness not in self.stop_on:
+            return False
+        return diagnosis.severity == "critical" or self.treatment.is_exhausted(diagnosis)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "examiner": self.examiner.state_dict(),
+            "treatment": self.treatment.state_dict(),
+            "told": dict(self._told),
+            "reported": [list(key) for key in sorted(self._reported)],
+        }
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.examiner.load_state_dict(state_dict["examiner"])
+        self.treatment.load_state_dict(state_dict["treatment"])
+        self._told = dict(state_dict["told"])
+        self._reported = {(illness, int(since)) for illness, since in state_dict["reported"]}
+
+
+def _note(
+    module: Any, illness: str, before: Severity | None, after: Severity | None, reason: str
+) -> None:
+    """Write a change of severity into the run's journal."""
+    levels = [None if level is None else rank_of(level) + 1.0 for level in (before, after)]
+    module.controls.note(
+        SOURCE, f"illness {illness}", before=levels[0] or 0.0, after=levels[1] or 0.0, reason=reason
+    )
+
+
+def _restored(module: Any, iteration: int) -> int | None:
+    """Return the iteration that a rollback has gone back to, if there was one in this iteration."""
+    for entry in reversed(module.controls.journal):
+        if entry["iteration"] != iteration:
+            return None
+        if entry["dial"] == "state" and entry["after"] is not None:
+            return int(entry["after"])
+    return None

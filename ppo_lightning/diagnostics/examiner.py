@@ -1,0 +1,209 @@
+"""From what rules see in single iterations to the diagnoses of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ppo_lightning.diagnostics.course import Course, is_trained, keep
+from ppo_lightning.diagnostics.diagnosis import Diagnosis, Evidence, Finding, Severity, rank_of
+from ppo_lightning.diagnostics.limits import RuleLimits
+from ppo_lightning.diagnostics.rules import COMPANIONS, RULES, Rule
+from ppo_lightning.metrics import IterationStats
+
+CLEAR_AFTER = 4
+"""Iterations without a sign that end an episode."""
+
+
+@dataclass
+class Episode:
+    """One illness from its first sign to its last.
+
+    Args:
+        illness: Its name.
+        since: Iteration of the first sign.
+        seen: Iteration of the last sign.
+        severity: The worst that was confirmed.
+        evidence: Of the worst moment, or the latest of equals.
+        form: Of that moment.
+        signs: Severities of the latest iterations, None where nothing was seen.
+        until: Iteration in which it was found to be over; None while it lasts.
+    """
+
+    illness: str
+    since: int
+    seen: int
+    severity: Severity = "watch"
+    evidence: tuple[Evidence, ...] = ()
+    form: str = ""
+    signs: list[Severity | None] = field(default_factory=list)
+    until: int | None = None
+
+
+class Examiner:
+    """Ask every rule about every iteration, and remember.
+
+    An illness is ``watch`` at its first sign, and worse once the sign was there in as many
+    iterations as its rule asks for (``critical`` counts at once). It is over after a few iterations
+    without a sign, unless its rule says that it lasts. One that another accounts for is told as its
+    companion, and as ``watch``.
+
+    Args:
+        rules: Asked in this order, which also ranks illnesses that are equally bad.
+        limits: Their thresholds.
+        clear_after: Iterations without a sign that end an episode.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[Rule] = RULES,
+        limits: RuleLimits = RuleLimits(),  # noqa: B008 (frozen)
+        *,
+        clear_after: int = CLEAR_AFTER,
+    ) -> None:
+        self.rules, self.limits, self.clear_after = tuple(rules), limits, clear_after
+        self.episodes: list[Episode] = []
+        self._rows: list[IterationStats] = []
+        self._trained = 0
+
+    def examine(self, row: IterationStats) -> list[Diagnosis]:
+        """Read the next iteration.
+
+        Returns:
+            What the run suffers from now, the leading illness first.
+        """
+        self._rows = keep([*self._rows, row])
+        self._trained += is_trained(row)
+        course = Course(self._rows, trained=self._trained)
+        for rule in self.rules:
+            self._note(rule, rule.examine(course, self.limits), row.iteration)
+        return self.diagnoses()
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """Return what the run suffers from now, the leading illness first."""
+        return ranked([e for e in self.episodes if e.until is None], self._order)
+
+    def summary(self) -> list[Diagnosis]:
+        """Return what the run has suffered from at any time: the worst episode of each illness."""
+        worst: dict[str, Episode] = {}
+        for episode in self.episodes:
+            other = worst.get(episode.illness)
+            if other is None or rank_of(episode.severity) > rank_of(other.severity):
+                worst[episode.illness] = episode
+        return ranked(list(worst.values()), self._order)
+
+    def _order(self, illness: str) -> int:
+        return next(i for i, rule in enumerate(self.rules) if rule.illness == illness)
+
+    def _note(self, rule: Rule, finding: Finding | None, iteration: int) -> None:
+        episode = next(
+            (e for e in self.episodes if e.illness == rule.illness and e.until is None), None
+        )
+        if episode is None:
+            if finding is None:
+                return
+            episode = Episode(illness=rule.illness, since=iteration, seen=iteration)
+            self.episodes.append(episode)
+        episode.signs.append(None if finding is None else finding.severity)
+        del episode.signs[: -max(rule.confirm + 1, self.clear_after)]
+        if finding is not None:
+            _take_in(episode, rule, finding, iteration)
+        elif self._is_over(episode, rule):
+            episode.until = iteration
+
+    def _is_over(self, episode: Episode, rule: Rule) -> bool:
+        """Whether there was no sign for long enough, of an illness that passes."""
+        if rule.lasting and episode.severity != "watch":
+            return False
+        recent = episode.signs[-self.clear_after :]
+        return len(recent) == self.clear_after and not any(recent)
+
+    def undo_after(self, iteration: int) -> None:
+        """Forget what came after an iteration, because the run went back to it."""
+        undone = [row for row in self._rows if row.iteration > iteration]
+        self._rows = [row for row in self._rows if row.iteration <= iteration]
+        self._trained -= sum(map(is_trained, undone))
+        self.episodes = [e for e in self.episodes if e.since <= iteration]
+        for episode in self.episodes:
+            episode.signs = episode.signs[: -len(undone) or None]
+            episode.seen = min(episode.seen, iteration)
+            if episode.until is not None and episode.until > iteration:
+                episode.until = None
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what goes on in a resumed run, as plain containers."""
+        return {
+            "rows": [row.to_log() for row in self._rows],
+            "trained": self._trained,
+            "episodes": [asdict(episode) for episode in self.episodes],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave; episodes of rules that are gone are left out."""
+        self._rows = [IterationStats.from_log(row) for row in state["rows"]]
+        self._trained = int(state["trained"])
+        known = {rule.illness for rule in self.rules}
+        self.episodes = [
+            Episode(**(episode | {"evidence": tuple(Evidence(**e) for e in episode["evidence"])}))
+            for episode in state["episodes"]
+            if episode["illness"] in known
+        ]
+
+
+def _take_in(episode: Episode, rule: Rule, finding: Finding, iteration: int) -> None:
+    """Take in a sign."""
+    episode.seen = iteration
+    signs = [sign for sign in episode.signs[-(rule.confirm + 1) :] if sign not in (None, "watch")]
+    confirmed: Severity = "watch"
+    if finding.severity == "critical" or (finding.severity == "ill" and len(signs) >= rule.confirm):
+        confirmed = finding.severity
+    worse = rank_of(confirmed) > rank_of(episode.severity)
+    if worse:
+        episode.severity = confirmed
+    if worse or confirmed == episode.severity or not episode.evidence:
+        episode.evidence, episode.form = finding.evidence, finding.form
+
+
+def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Diagnosis]:
+    """Order illnesses, the leading one first, and tell companions as such.
+
+    Of two that account for each other the one that showed first leads.
+
+    Args:
+        episodes: At most one of each illness.
+        order: Place of an illness among the rules.
+    """
+    found = [_diagnosis(episode, _cause(episode, episodes, order)) for episode in episodes]
+    return sorted(found, key=lambda d: (-rank_of(d.severity), order(d.illness), d.since))
+
+
+def _diagnosis(episode: Episode, cause: str | None) -> Diagnosis:
+    return Diagnosis(
+        illness=episode.illness,
+        severity=episode.severity if cause is None else "watch",
+        since=episode.since,
+        iteration=episode.seen,
+        evidence=episode.evidence,
+        companion_of=cause,
+        form=episode.form,
+    )
+
+
+def _cause(
+    episode: Episode, episodes: Sequence[Episode], order: Callable[[str], int]
+) -> str | None:
+    """Return the illness that accounts for this one, if there is one that is confirmed."""
+
+    def place(other: Episode) -> tuple[int, int]:
+        return other.since, order(other.illness)
+
+    for other in episodes:
+        if other.severity == "watch" or episode.illness not in COMPANIONS.get(other.illness, ()):
+            continue
+        mutual = other.illness in COMPANIONS.get(episode.illness, ())
+        if not mutual or episode.severity == "watch" or place(other) < place(episode):
+            return other.illness
+    return None

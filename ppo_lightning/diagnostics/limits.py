@@ -1,0 +1,132 @@
+"""The one table of the rules' thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ppo_lightning.configs.checks import require, require_at_least, require_positive, require_within
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleLimits:
+    """When the rules of the doctor speak.
+
+    Limits on KL to the reference hold for a response: they are at least so many nats, and more for
+    long responses, so many nats a token. σ is the spread of the scores within a buffer at the
+    start; gains are differences of medians, in σ.
+
+    Args:
+        skipped_share: Share of an iteration's steps that were skipped as not finite, for ``ill``;
+            half of the steps are ``critical``.
+        dropped_share: Share of the responses without a usable score, for ``ill``.
+        outlier_skew: |skew| of the scores of one buffer beyond which one of them is suspected.
+        outlier_factor: It is one if it lies so many running spreads (at the start so many
+            interquantile ranges) from the running level.
+        reward_spread: Spread of the scores that training sees, for ``watch``; four times it is
+            ``ill``. The usual β is meant for about 1.
+        stale_lag: Updates between the weights that sampled and the current ones, for ``ill``
+            unless importance weights correct it.
+        capped_share: Share of corrected tokens whose weight was cut.
+        negative_kl: Mean KL to the reference below minus this, in nats per response: a KL is never
+            negative if the samples are the policy's own.
+        mismatch: |log-probability by the sampler − by the trainer|, in nats per token, for
+            ``watch``; four times it is ``ill``.
+        ratio_error: |log-ratio| before any step, in nats.
+        kl_old: KL(old‖new) of an update, in nats per token, for ``ill`` together with
+            ``clip_fraction``; four times it alone is ``critical``. Healthy: up to 0.02.
+        clip_fraction: Share of tokens outside the band, see ``kl_old``.
+        clip_watch: The same for ``watch`` alone.
+        many_epochs: Passes over a buffer from which on an update that goes too far is put down to
+            them.
+        kl_ref: KL to the reference that deserves a look, in nats per response. Healthy: 3 to 10.
+        kl_ref_per_token: The same for long responses; the larger bound holds.
+        kl_growth: Factor within 8 iterations that is still growth and no plateau.
+        penalty_share: β · KL below this share of the score's spread holds nothing back.
+        entropy_share: Share of the first iteration's entropy that must be left.
+        entropy_fall: Share of its level that entropy may lose in one iteration.
+        score_fall: Fall of the mean score from its level, in its spread, that is a collapse.
+        hacked_gain: Gain of the proxy, in σ, from which on it is looked for what it was bought
+            with.
+        gold_fall: Fall of the gold score from its best, in σ of the proxy where its own error is
+            not known.
+        repetition: Rise of the share of repeated bigrams.
+        length_growth: Factor on the length at the start.
+        length_correlation: Correlation of score and length at the start.
+        patience: Iterations of training before the absence of learning is judged.
+        efficiency: Gain, in σ, over √(2 · KL): what the same KL could buy at best. Healthy: 0.25
+            and more.
+        moved_kl: KL to the reference, in nats per response, from which on a policy has moved.
+        flat_gain: Gain, in σ, below which the score is flat.
+        still_kl: KL to the reference, in nats per response, below which a policy stands still.
+        still_kl_per_token: The same for long responses; the larger bound holds.
+        explained_variance: Below minus this the critic is worse than none.
+        blind_variance: |explained variance| below which the critic sees nothing.
+        blind_after: Iterations before that is judged.
+        swing: Mean change of the score from one iteration to the next, back and forth, in σ.
+        waiting_share: Share of the time that a rank waits for others, for ``watch``; twice it is
+            ``ill``.
+
+    Source:
+        The table of illnesses in the documentation; figures are measured on small labelled runs.
+    """
+
+    skipped_share: float = 0.1
+    dropped_share: float = 0.02
+    outlier_skew: float = 8.0
+    outlier_factor: float = 20.0
+    reward_spread: float = 8.0
+    stale_lag: float = 2.0
+    capped_share: float = 0.05
+    negative_kl: float = 0.3
+    mismatch: float = 0.005
+    ratio_error: float = 0.5
+    kl_old: float = 0.05
+    clip_fraction: float = 0.3
+    clip_watch: float = 0.2
+    many_epochs: float = 6.0
+    kl_ref: float = 5.0
+    kl_ref_per_token: float = 0.1
+    kl_growth: float = 1.15
+    penalty_share: float = 0.05
+    entropy_share: float = 0.5
+    entropy_fall: float = 0.3
+    score_fall: float = 1.0
+    hacked_gain: float = 1.5
+    gold_fall: float = 0.3
+    repetition: float = 0.15
+    length_growth: float = 1.35
+    length_correlation: float = 0.5
+    patience: int = 7
+    efficiency: float = 0.1
+    moved_kl: float = 0.5
+    flat_gain: float = 0.15
+    still_kl: float = 0.2
+    still_kl_per_token: float = 0.002
+    explained_variance: float = 0.3
+    blind_variance: float = 0.03
+    blind_after: int = 7
+    swing: float = 0.7
+    waiting_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            require_positive(field.name, getattr(self, field.name))
+        for name in ("skipped_share", "dropped_share", "clip_fraction", "clip_watch"):
+            require_within(name, getattr(self, name), 0.0, 1.0)
+        for name in ("entropy_share", "entropy_fall", "length_correlation", "waiting_share"):
+            require_within(name, getattr(self, name), 0.0, 1.0)
+        for name in ("kl_growth", "length_growth", "outlier_factor"):
+            require_at_least(name, getattr(self, name), 1.0)
+        require(
+            self.clip_watch <= self.clip_fraction,
+            f"`clip_watch` ({self.clip_watch}) must not be above `clip_fraction` "
+            f"({self.clip_fraction}).",
+        )
+
+    def kl_bound(self, length: float | None) -> float:
+        """KL to the reference that deserves a look, for responses of ``length`` tokens, in nats."""
+        return max(self.kl_ref, self.kl_ref_per_token * (length or 0.0))
+
+    def still_bound(self, length: float | None) -> float:
+        """KL to the reference of a policy that stands still, in nats per response."""
+        return max(self.still_kl, self.still_kl_per_token * (length or 0.0))

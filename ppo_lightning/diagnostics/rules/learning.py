@@ -1,0 +1,78 @@
+"""Rules on whether anything is learnt, by the policy and by the critic."""
+
+from __future__ import annotations
+
+import math
+
+from ppo_lightning.diagnostics.course import Course, middle
+from ppo_lightning.diagnostics.diagnosis import Finding
+from ppo_lightning.diagnostics.limits import RuleLimits
+from ppo_lightning.diagnostics.rules.base import found, seen
+
+HELD_BACK, TOO_SLOW = "held back", "too slow"
+"""Forms of a stall."""
+
+MISLEADING, BLIND = "misleading", "blind"
+"""Forms of a critic's failure."""
+
+
+def no_reward_signal(course: Course, limits: RuleLimits) -> Finding | None:
+    """All answers are scored alike, or the policy moves and the score does not."""
+    mean_of, std_of = course.score_fields
+    spread, mean = course.value(std_of), course.value(mean_of)
+    if spread is not None and spread <= 1e-6 * max(abs(mean or 0.0), 1e-6):
+        return found("ill", seen(std_of, spread, note="every response has the same score"))
+    kl, gain = course.level("kl_ref"), course.gain
+    if kl is None or gain is None or course.trained <= limits.patience or kl < limits.moved_kl:
+        return None
+    wanted = limits.efficiency * math.sqrt(2 * kl)
+    if gain + course.gain_error > max(wanted, limits.flat_gain):
+        return None
+    note = f"a gain of {gain:.2g} spreads where {math.sqrt(2 * kl):.2g} could be had for this KL"
+    return found(
+        "ill",
+        seen(mean_of, course.level(mean_of) or 0.0, before=course.start(mean_of), note=note),
+        seen("kl_ref", kl, before=course.first("kl_ref"), limit=limits.moved_kl),
+    )
+
+
+def stalled(course: Course, limits: RuleLimits) -> Finding | None:
+    """Neither the score nor the policy moves."""
+    kl, gain = course.level("kl_ref"), course.gain
+    length = course.level("response_length_mean", 3)
+    if kl is None or gain is None or course.trained <= limits.patience:
+        return None
+    if abs(kl) > limits.still_bound(length) or gain > limits.flat_gain:
+        return None
+    mean_of = course.score_fields[0]
+    level, start = course.level(mean_of) or 0.0, course.start(mean_of)
+    evidence = (
+        seen("kl_ref", kl, limit=limits.still_bound(length)),
+        seen(mean_of, level, before=start, note=f"a gain of {gain:.2g} spreads"),
+    )
+    moved = course.level("kl_old")
+    if moved is not None and moved * (length or 1.0) * course.trained > max(2 * abs(kl), 1e-3):
+        note = "updates move the policy, and the penalty takes it back"
+        return found("ill", *evidence, seen("kl_old", moved, note=note), form=HELD_BACK)
+    step = None if moved is None else seen("kl_old", moved, note="updates hardly move the policy")
+    creeps = abs(kl) > 0.1 * limits.still_bound(length)
+    return found("watch" if creeps else "ill", *evidence, step, form=TOO_SLOW)
+
+
+def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
+    """The critic predicts worse than a constant would, or nothing at all."""
+    recent = course.values("explained_variance", 4)
+    if not recent:
+        return None
+    now, limit = recent[-1], -limits.explained_variance
+    loss = course.level("value_loss", 3)
+    height = None if loss is None else seen("value_loss", loss, before=course.first("value_loss"))
+    if now < 10 * limit or (now < limit and sum(value < limit for value in recent) >= 3):
+        worse = seen("explained_variance", now, limit=limit, note="worse than a constant")
+        return found("ill", worse, height, form=MISLEADING)
+    known = course.values("explained_variance")
+    level = middle([abs(value) for value in known[-5:]])
+    if level is None or len(known) <= limits.blind_after or level >= limits.blind_variance:
+        return None
+    blind = seen("explained_variance", now, limit=limits.blind_variance, note="it sees nothing")
+    return found("ill", blind, height, form=BLIND)

@@ -1,0 +1,52 @@
+"""Rules on numbers that are not finite, and on scores that are missing."""
+
+from __future__ import annotations
+
+import math
+
+from ppo_lightning.diagnostics.course import Course
+from ppo_lightning.diagnostics.diagnosis import Finding
+from ppo_lightning.diagnostics.limits import RuleLimits
+from ppo_lightning.diagnostics.rules.base import found, seen
+
+_OF_THE_UPDATE = (
+    *("policy_loss", "value_loss", "kl_old", "update_entropy"),
+    *("grad_norm_actor", "grad_norm_critic", "grad_norm_actor_max", "grad_norm_critic_max"),
+)
+_OF_THE_BUFFER = ("kl_ref", "entropy")
+
+
+def nonfinite_update(course: Course, limits: RuleLimits) -> Finding | None:
+    """A loss, gradient or log-probability is not finite, or steps were skipped for it."""
+    now = course.now
+    skipped, taken = now.steps_skipped_nonfinite or 0.0, now.steps_taken or 0.0
+    names = _OF_THE_BUFFER + (() if skipped else _OF_THE_UPDATE)
+    for name in names:
+        value = getattr(now, name)
+        if value is not None and not math.isfinite(value):
+            return found("critical", seen(name, value, note="it is not finite"))
+    if now.nonfinite_responses:
+        share = now.nonfinite_responses / max(now.num_responses or now.nonfinite_responses, 1.0)
+        severity = "critical" if share >= 0.5 else "ill"
+        note = "responses of which a network gave a number that is not finite"
+        return found(severity, seen("nonfinite_responses", now.nonfinite_responses, note=note))
+    share = skipped / max(skipped + taken, 1.0)
+    if not skipped:
+        return None
+    severity = "watch" if share < limits.skipped_share else "ill" if share < 0.5 else "critical"
+    note = f"of {skipped + taken:.0f} steps"
+    return found(severity, seen("steps_skipped_nonfinite", skipped, note=note))
+
+
+def reward_nonfinite(course: Course, limits: RuleLimits) -> Finding | None:
+    """Responses have no usable score."""
+    now = course.now
+    dropped = (now.dropped_responses or 0.0) - (now.stale_dropped or 0.0)
+    dropped -= now.nonfinite_responses or 0.0
+    if not dropped > 0:
+        return None
+    sampled = max(now.num_responses or 0.0, dropped)
+    share = dropped / sampled
+    severity = "watch" if share < limits.dropped_share else "ill" if share < 0.5 else "critical"
+    note = f"of {sampled:.0f} responses, for their scores"
+    return found(severity, seen("dropped_responses", dropped, note=note))

@@ -1,0 +1,53 @@
+"""Rules on who sampled, and on how the ranks work together."""
+
+from __future__ import annotations
+
+from ppo_lightning.diagnostics.course import Course
+from ppo_lightning.diagnostics.diagnosis import Finding
+from ppo_lightning.diagnostics.limits import RuleLimits
+from ppo_lightning.diagnostics.rules.base import found, seen
+
+
+def stale_rollouts(course: Course, limits: RuleLimits) -> Finding | None:
+    """The responses are not the current policy's."""
+    lag, kl = course.value("lag_mean"), course.value("kl_ref")
+    capped = course.value("importance_capped_share")
+    corrected = course.now.importance_mean is not None
+    if lag and corrected:
+        if capped is None or capped <= limits.capped_share:
+            return None
+        note = f"weights correct a lag of {lag:.2g} updates, and too many are cut"
+        return found(
+            "ill", seen("importance_capped_share", capped, limit=limits.capped_share, note=note)
+        )
+    negative = None
+    if kl is not None and kl < -limits.negative_kl:
+        negative = seen("kl_ref", kl, limit=-limits.negative_kl, note="a KL is never negative")
+    if lag and lag >= limits.stale_lag:
+        return found("ill", seen("lag_mean", lag, limit=limits.stale_lag), negative)
+    if lag:
+        return found("watch", seen("lag_mean", lag), negative)
+    return None if negative is None else found("ill", negative)
+
+
+def sampling_mismatch(course: Course, limits: RuleLimits) -> Finding | None:
+    """Sampler and trainer disagree on the same weights."""
+    mismatch, ratio = course.value("sampler_mismatch"), course.value("first_ratio_error")
+    if course.value("lag_mean"):
+        return None
+    if ratio is not None and ratio > limits.ratio_error:
+        note = "new and old policy are the same weights there"
+        return found("ill", seen("first_ratio_error", ratio, limit=limits.ratio_error, note=note))
+    if mismatch is None or mismatch <= limits.mismatch:
+        return None
+    severity = "ill" if mismatch > 4 * limits.mismatch else "watch"
+    return found(severity, seen("sampler_mismatch", mismatch, limit=limits.mismatch))
+
+
+def rank_trouble(course: Course, limits: RuleLimits) -> Finding | None:
+    """A rank spends its time waiting for the others."""
+    waiting = course.level("waiting_share")
+    if waiting is None or waiting <= limits.waiting_share or len(course.rows) < 4:
+        return None
+    severity = "ill" if waiting > 2 * limits.waiting_share else "watch"
+    return found(severity, seen("waiting_share", waiting, limit=limits.waiting_share))

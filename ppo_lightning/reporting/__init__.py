@@ -1,0 +1,1 @@
+"""Reports on runs: reading their logs, and telling what is in them."""
