@@ -4,6 +4,7 @@ from ppo_lightning.callbacks.adaptive_kl import AdaptiveKL
 from ppo_lightning.callbacks.before_after import BeforeAfter
 from ppo_lightning.callbacks.buffer_scheduler import BufferScheduler
 from ppo_lightning.callbacks.comparison import Change, changes_of, changes_table, pair_answers
+from ppo_lightning.callbacks.doctor import Doctor
 from ppo_lightning.callbacks.dump_buffers import DumpBuffers
 from ppo_lightning.callbacks.ema import ActorEMA
 from ppo_lightning.callbacks.entropy_target import EntropyTarget
@@ -19,6 +20,7 @@ from ppo_lightning.callbacks.rollback import CheckpointRollback
 from ppo_lightning.callbacks.rollback_report import RollbackReport
 from ppo_lightning.callbacks.samples import SampleTexts
 from ppo_lightning.callbacks.throughput import StageTime, Throughput, stage_table, stage_times
+from ppo_lightning.callbacks.treatment import TreatmentConfig
 from ppo_lightning.callbacks.value_warmup import ValueWarmup
 from ppo_lightning.modules.export_model import ExportModel
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
@@ -33,6 +35,7 @@ __all__ = [
     "BufferScheduler",
     "Change",
     "CheckpointRollback",
+    "Doctor",
     "DumpBuffers",
     "EntropyTarget",
     "ExportModel",
@@ -50,6 +53,7 @@ __all__ = [
     "StageProgress",
     "StageTime",
     "Throughput",
+    "TreatmentConfig",
     "ValueWarmup",
     "Watchdog",
     "changes_of",

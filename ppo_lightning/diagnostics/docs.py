@@ -84,7 +84,8 @@ def _turn(turn: Turn) -> str:
 def _limits() -> Iterator[str]:
     described = dict(_described(RuleLimits.__doc__ or ""))
     for field in fields(RuleLimits):
-        yield f"| `{field.name}` | {field.default:g} | {described[field.name]} |\n"
+        cell = described[field.name].replace("``", "`").replace("|", "\\|")
+        yield f"| `{field.name}` | {field.default:g} | {cell} |\n"
 
 
 def _described(docstring: str) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,9 @@ from ppo_lightning.metrics import IterationStats
 CLEAR_AFTER = 4
 """Iterations without a sign that end an episode."""
 
+TOGETHER = 2
+"""Iterations between the first signs of two illnesses that count as having come together."""
+
 
 @dataclass
 class Episode:
@@ -170,7 +173,8 @@ def _take_in(episode: Episode, rule: Rule, finding: Finding, iteration: int) -> 
 def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Diagnosis]:
     """Order illnesses, the leading one first, and tell companions as such.
 
-    Of two that account for each other the one that showed first leads.
+    Of two that account for each other the one that showed first leads; of two that showed together
+    the one that is a cause more often.
 
     Args:
         episodes: At most one of each illness.
@@ -196,14 +200,17 @@ def _cause(
     episode: Episode, episodes: Sequence[Episode], order: Callable[[str], int]
 ) -> str | None:
     """Return the illness that accounts for this one, if there is one that is confirmed."""
-
-    def place(other: Episode) -> tuple[int, int]:
-        return other.since, order(other.illness)
-
     for other in episodes:
         if other.severity == "watch" or episode.illness not in COMPANIONS.get(other.illness, ()):
             continue
         mutual = other.illness in COMPANIONS.get(episode.illness, ())
-        if not mutual or episode.severity == "watch" or place(other) < place(episode):
+        if not mutual or episode.severity == "watch" or _leads(other, episode, order):
             return other.illness
     return None
+
+
+def _leads(first: Episode, second: Episode, order: Callable[[str], int]) -> bool:
+    """Whether the first of two that account for each other is the cause."""
+    if abs(first.since - second.since) > TOGETHER:
+        return first.since < second.since
+    return order(first.illness) < order(second.illness)

@@ -47,8 +47,9 @@ class RuleLimits:
         score_fall: Fall of the mean score from its level, in its spread, that is a collapse.
         hacked_gain: Gain of the proxy, in σ, from which on it is looked for what it was bought
             with.
-        gold_fall: Fall of the gold score from its best, in σ of the proxy where its own error is
-            not known.
+        gold_errors: Fall of the gold score from its best, in standard errors of the difference;
+            both are means of two validations.
+        gold_fall: The same in σ of the proxy, where the gold score's error is not known.
         repetition: Rise of the share of repeated bigrams.
         length_growth: Factor on the length at the start.
         length_correlation: Correlation of score and length at the start.
@@ -61,6 +62,7 @@ class RuleLimits:
         still_kl_per_token: The same for long responses; the larger bound holds.
         explained_variance: Below minus this the critic is worse than none.
         blind_variance: |explained variance| below which the critic sees nothing.
+        dim_variance: The same for ``watch``, and for ``ill`` after twice ``blind_after``.
         blind_after: Iterations before that is judged.
         swing: Mean change of the score from one iteration to the next, back and forth, in σ.
         waiting_share: Share of the time that a rank waits for others, for ``watch``; twice it is
@@ -92,6 +94,7 @@ class RuleLimits:
     entropy_fall: float = 0.3
     score_fall: float = 1.0
     hacked_gain: float = 1.5
+    gold_errors: float = 6.0
     gold_fall: float = 0.3
     repetition: float = 0.15
     length_growth: float = 1.35
@@ -103,7 +106,8 @@ class RuleLimits:
     still_kl: float = 0.2
     still_kl_per_token: float = 0.002
     explained_variance: float = 0.3
-    blind_variance: float = 0.03
+    blind_variance: float = 0.005
+    dim_variance: float = 0.03
     blind_after: int = 7
     swing: float = 0.7
     waiting_share: float = 0.4

@@ -66,7 +66,7 @@ from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.staleness import EndEngine, check_staleness
 from ppo_lightning.modules.start import review_first_buffer
 from ppo_lightning.modules.text_mix import TextMix
-from ppo_lightning.modules.trainer_checks import check_trainer
+from ppo_lightning.modules.trainer_checks import check_trainer, spare_copies
 from ppo_lightning.modules.update import Objective
 from ppo_lightning.modules.update_steps import PENALTY, UpdateSteps
 from ppo_lightning.modules.updater import Updater
@@ -389,6 +389,7 @@ class PPOModule(UpdateSteps):
         """Begin a fit as a new run; a checkpoint that is resumed is loaded later."""
         if stage == "fit":
             keep_freed_memory()
+            spare_copies(self.trainer)
             self.start_anew()
             self.reward_pipeline.load_state_dict({})
             if self.ppo.objective == "penalty":

@@ -39,7 +39,7 @@ from ppo_lightning.modules.owed import go_back, owed_now
 from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.stages import StageClock, call_listeners
 from ppo_lightning.modules.supervised_log import HeldOutLog, StepLog
-from ppo_lightning.modules.trainer_checks import check_data, check_supervised_trainer
+from ppo_lightning.modules.trainer_checks import check_data, check_supervised_trainer, spare_copies
 
 Dropout = Literal["off", "keep"]
 
@@ -214,6 +214,7 @@ class SupervisedModule(pl.LightningModule):
         """Begin a fit as a new run; a checkpoint that is resumed is loaded later."""
         if stage == "fit":
             keep_freed_memory()
+            spare_copies(self.trainer)
             self.start_anew()
 
     # ------------------------------------------------------------------ one step

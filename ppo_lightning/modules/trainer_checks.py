@@ -223,6 +223,15 @@ def _check_placement(trainer: Any, name: str, tested: Sequence[type[Strategy]]) 
         )
 
 
+def spare_copies(trainer: Any) -> None:
+    """Have DDP keep gradients in the buffers that it sends, unless the user has said otherwise.
+
+    Else it copies each to its buffer and back at every step.
+    """
+    if type(trainer.strategy) is DDPStrategy:
+        trainer.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
+
+
 def _whole_iteration(trainer: Any) -> None:
     """Let ``fast_dev_run`` run one iteration to its end instead of one minibatch."""
     trainer.limit_train_batches = 1.0

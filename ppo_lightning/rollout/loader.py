@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from torch import Tensor
+
+from ppo_lightning.distributed import num_replicas, replica
 from ppo_lightning.functional import combine_keys
 from ppo_lightning.rollout.minibatches import minibatch_rows
+from ppo_lightning.rollout.sharing import rows_of_all_replicas, share_of
 from ppo_lightning.types import Experience, MiniBatch, PromptBatch
 
 _MAX_SEED = 2**63 - 1
@@ -45,7 +50,8 @@ class RolloutLoader:
         return self.num_minibatches * self.num_epochs
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        experience = self.collect()
+        experience = rows_of_all_replicas(self.collect())
+        share = self._share(experience)
         step = 0
         for epoch in range(self.num_epochs):
             for rows in minibatch_rows(
@@ -56,13 +62,23 @@ class RolloutLoader:
                 together=self.together,
             ):
                 yield MiniBatch(
-                    experience=experience.select(rows),
+                    experience=experience.select(share(rows)),
                     epoch=epoch,
                     step=step,
                     num_steps=len(self),
                     num_epochs=self.num_epochs,
                 )
                 step += 1
+
+    def _share(self, experience: Experience) -> Callable[[Tensor], Tensor]:
+        """Return what picks this replica's rows of a minibatch."""
+        owner, owners = replica(), num_replicas()
+        if owners == 1 or len(experience) < experience.num_responses:  # they are its own already
+            return lambda rows: rows
+        lengths = experience.sequences.attention_mask.sum(1).cpu()
+        return partial(
+            share_of, lengths=lengths, owner=owner, owners=owners, together=self.together
+        )
 
 
 class HeldOutLoader:

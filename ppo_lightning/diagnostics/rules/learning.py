@@ -72,7 +72,9 @@ def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
         return found("ill", worse, height, form=MISLEADING)
     known = course.values("explained_variance")
     level = middle([abs(value) for value in known[-5:]])
-    if level is None or len(known) <= limits.blind_after or level >= limits.blind_variance:
+    if level is None or len(known) <= limits.blind_after or level >= limits.dim_variance:
         return None
     blind = seen("explained_variance", now, limit=limits.blind_variance, note="it sees nothing")
-    return found("ill", blind, height, form=BLIND)
+    late = len(known) > 2 * limits.blind_after
+    severity = "ill" if late or level < limits.blind_variance else "watch"
+    return found(severity, blind, height, form=BLIND)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 from ppo_lightning.diagnostics.course import Course, middle
 from ppo_lightning.diagnostics.diagnosis import Evidence, Finding
 from ppo_lightning.diagnostics.limits import RuleLimits
@@ -123,17 +126,23 @@ def _risen(course: Course) -> Evidence:
 
 
 def _fallen_gold(course: Course, limits: RuleLimits) -> Evidence | None:
-    """Return how the gold score fell from its best, at the last two judgements."""
+    """Return how the gold score fell from its best, both means of two judgements in a row."""
     judged = course.judged
     if len(judged) < 4:
         return None
-    _, best, best_error = max(judged[:-2], key=lambda row: row[1])
-    recent = [gold for _, gold, _ in judged[-2:]]
-    error = (best_error**2 + judged[-1][2] ** 2) ** 0.5
-    margin = 4 * error if error else limits.gold_fall * (course.spread or 0.0)
-    if not margin or max(recent) >= best - margin:
+    pairs = [_pair(*two) for two in pairwise(judged)]
+    best, best_error = max(pairs[:-2])
+    now, error = pairs[-1]
+    noise = math.hypot(best_error, error)
+    margin = limits.gold_errors * noise if noise else limits.gold_fall * (course.spread or 0.0)
+    if not margin or now >= best - margin:
         return None
-    return Evidence(metric=GOLD, now=recent[-1], before=best, note="its best was the former")
+    return Evidence(metric=GOLD, now=now, before=best, note="its best was the former")
+
+
+def _pair(first: tuple[int, float, float], second: tuple[int, float, float]) -> tuple[float, float]:
+    """Mean and standard error of two judgements."""
+    return (first[1] + second[1]) / 2, math.hypot(first[2], second[2]) / 2
 
 
 def _price(course: Course, limits: RuleLimits) -> tuple[Evidence, ...]:

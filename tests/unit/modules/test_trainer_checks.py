@@ -24,6 +24,7 @@ from ppo_lightning.modules.trainer_checks import (
     check_data,
     check_supervised_trainer,
     check_trainer,
+    spare_copies,
 )
 from tests.helpers.preferences import pair_data
 from tests.helpers.runs import data_module
@@ -85,6 +86,20 @@ def test_t43_t45_t62_each_is_refused_by_name_with_the_way_out(setting, value, wa
 
 class Subclass(DDPStrategy):
     """Lightning's DeepSpeedStrategy is one, too; it cannot be made without its package."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (DDPStrategy(), True),
+        (DDPStrategy(gradient_as_bucket_view=False), False),
+        (Subclass(), None),  # they have ways of their own
+    ],
+)
+def test_ddp_keeps_gradients_where_they_are_sent_from(strategy, expected):
+    spare_copies(SimpleNamespace(strategy=strategy))
+    assert strategy._ddp_kwargs.get("gradient_as_bucket_view") is expected
+    spare_copies(SimpleNamespace(strategy=SingleDeviceStrategy()))  # has none
 
 
 @pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, Subclass])

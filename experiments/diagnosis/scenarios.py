@@ -1,0 +1,100 @@
+"""The runs that the doctor is shown: the sabotages of the stability experiment, and four more."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from experiments.stability.overlay import Overlay
+from experiments.stability.scenarios import FAULT_AT, SCENARIOS
+from ppo_lightning.rewards import Reward
+from ppo_lightning.types import Completions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run that is healthy or ill.
+
+    Args:
+        overlay: What is done to the plain setup.
+        accepted: Diagnoses that are right; none for a healthy run.
+        onset: Iteration in which the fault is there.
+        kl_price: Gold points that a nat per response costs where two runs are compared: 0 compares
+            the gold score alone.
+    """
+
+    overlay: Overlay
+    accepted: tuple[str, ...] = ()
+    onset: int = 0
+    kl_price: float = 0.0
+
+
+class LengthReward(Reward):
+    """Takes the number of words for quality."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score a batch."""
+        return [float(len(ids)) for ids in completions.response_ids]
+
+
+class BlindReward(Reward):
+    """Says something at random, the same for the same answer to the same prompt."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+
+    def __call__(self, completions: Completions) -> list[float]:
+        """Score a batch."""
+        pairs = zip(completions.prompts, completions.responses, strict=True)
+        return [zlib.crc32(f"{p}|{r}".encode()) / 2**32 * 3.4 for p, r in pairs]
+
+
+def _of_stability(name: str, *accepted: str, onset: int = 0) -> Case:
+    return Case(overlay=SCENARIOS[name].fault, accepted=accepted, onset=onset)
+
+
+def _dropping(name: str, *accepted: str) -> Case:
+    fault = SCENARIOS[name].fault
+    settings = {"reward_processing": {"on_nonfinite": "drop"}}
+    overlay = Overlay(reward=fault.reward, settings=settings, text=fault.text)
+    return Case(overlay=overlay, accepted=accepted)
+
+
+CASES: Mapping[str, Case] = {
+    "healthy": Case(overlay=Overlay(text="none")),
+    "actor_rate": _of_stability("actor_rate", "update_too_large", "policy_collapse"),
+    "hacking": _of_stability("hacking", "reward_hacking", "over_optimisation"),
+    "kl_runaway": _of_stability("kl_runaway", "kl_runaway", "reward_hacking", "over_optimisation"),
+    "entropy_collapse": _of_stability("entropy_collapse", "entropy_collapse"),
+    "overfit_buffer": _of_stability("overfit_buffer", "overfit_buffer", "update_too_large"),
+    "value_head": _of_stability("value_head", "critic_failure"),
+    "reward_scale": _of_stability("reward_scale", "reward_scale"),
+    "reward_outlier": _of_stability("reward_outlier", "reward_outlier", onset=FAULT_AT),
+    "reward_nan": _dropping("reward_nan", "reward_nonfinite"),
+    "reward_nan_word": _dropping("reward_nan_word", "reward_nonfinite"),
+    "nan_gradient": _of_stability("nan_gradient", "nonfinite_update", onset=FAULT_AT),
+    "nan_weight": _of_stability("nan_weight", "nonfinite_update", onset=FAULT_AT),
+    "length": Case(
+        overlay=Overlay(
+            reward=LengthReward, settings={"kl": {"coef": 0.05}}, text="reward is the length"
+        ),
+        accepted=("length_exploitation", "reward_hacking"),
+    ),
+    "uninformative": Case(
+        overlay=Overlay(reward=BlindReward, settings={"kl": {"coef": 0.02}}, text="random reward"),
+        accepted=("no_reward_signal",),
+        kl_price=0.1,
+    ),
+    "strong_beta": Case(
+        overlay=Overlay(settings={"kl": {"coef": 40.0}}, text="β × 100"), accepted=("stalled",)
+    ),
+    "divergence": Case(
+        overlay=Overlay(settings={"kl": {"coef": 0.04}}, text="β ÷ 10, reward with a hole"),
+        accepted=("over_optimisation", "reward_hacking"),
+    ),
+}
+"""By name; the healthy one first."""

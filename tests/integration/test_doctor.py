@@ -1,0 +1,177 @@
+"""The doctor in a run: it tells, reports, treats, goes on after a resume, forgets the undone."""
+
+import json
+import logging
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+
+from ppo_lightning.callbacks import CheckpointRollback, Doctor, TreatmentConfig
+from ppo_lightning.diagnostics import Evidence, Finding, Rule, RuleLimits
+from tests.helpers.faults import RateSpike
+from tests.helpers.runs import data_module, fit, ppo_module
+
+
+class At(Rule):
+    """Sees an illness in some iterations."""
+
+    confirm = 1
+
+    def __init__(self, iterations, *, illness="kl_runaway", severity="ill"):
+        self.iterations, self.illness, self.severity = iterations, illness, severity
+
+    def examine(self, course, limits):
+        """Look at the number of the iteration alone."""
+        if course.now.iteration not in self.iterations:
+            return None
+        evidence = (Evidence(metric="x", now=1.0),)
+        return Finding(severity=self.severity, evidence=evidence)
+
+
+BUILT_IN = [
+    *("critic_failure", "entropy_collapse", "kl_runaway", "length_exploitation", "stalled"),
+    *("no_reward_signal", "nonfinite_update", "oscillation", "over_optimisation", "rank_trouble"),
+    *("overfit_buffer", "policy_collapse", "reward_hacking", "reward_nonfinite", "reward_outlier"),
+    *("reward_scale", "sampling_mismatch", "stale_rollouts", "update_too_large"),
+]
+
+
+def scripted(iterations, **options):
+    """A doctor with one rule of the test's own."""
+    rule = {k: options.pop(k) for k in ("illness", "severity") if k in options}
+    own = At(iterations, **rule)
+    doctor = Doctor(rules=[own], **options)
+    doctor.examiner.rules = (own,)
+    return doctor
+
+
+def run(folder, model, *callbacks, epochs=5, ckpt=None, **options):
+    module = ppo_module(model)
+    recorder = fit(
+        folder,
+        module,
+        data_module(buffer={"num_prompts": 8, "num_minibatches": 2}),
+        callbacks=list(callbacks),
+        max_epochs=epochs,
+        ckpt=ckpt,
+        **options,
+    )
+    return module, recorder.stats
+
+
+def entries(module, *, dial=None):
+    mine = [e for e in module.controls.journal if e["source"] == "Doctor"]
+    return [(e["iteration"], e["dial"], e["before"], e["after"]) for e in mine
+            if dial is None or e["dial"] == dial]  # fmt: skip
+
+
+def test_it_tells_once_and_touches_nothing(tiny_llama_dir, tmp_path, caplog):
+    doctor = scripted({1, 2}, policy="observe", report="none")
+    doctor.examiner.clear_after = 2
+    logger = CSVLogger(tmp_path / "log")
+    with caplog.at_level(logging.INFO):
+        module, _ = run(tmp_path, tiny_llama_dir, doctor, logger=logger)
+    told = [record.message for record in caplog.records if record.message.startswith("Doctor")]
+    assert [line.split(",")[0] for line in told] == [
+        "Doctor: kl_runaway (ill)", "Doctor: kl_runaway is over in iteration 4.",
+    ]  # fmt: skip
+    assert "try" not in told[0]
+    assert entries(module) == [
+        (1, "illness kl_runaway", 0.0, 2.0),
+        (4, "illness kl_runaway", 2.0, 0.0),
+    ]
+    rows = (tmp_path / "log" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+    assert "doctor/severity" in rows
+    assert "doctor/kl_runaway" in rows
+
+
+def test_advice_has_causes_and_values(tiny_llama_dir, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        module, stats = run(tmp_path, tiny_llama_dir, scripted({1}, report="none"), epochs=2)
+    (told,) = [r.message for r in caplog.records if r.message.startswith("Doctor: kl_runaway")]
+    assert "likely: β too small" in told
+    coef = stats[1].kl_coef
+    assert f"`kl.coef` {coef:.3g} → {4 * coef:.3g}" in told
+    assert entries(module, dial="kl_coef") == []
+
+
+def test_it_acts_and_turns_back(tiny_llama_dir, tmp_path):
+    doctor = scripted({1}, policy="act", treatment=TreatmentConfig(undo_after=2))
+    module, stats = run(tmp_path, tiny_llama_dir, doctor)
+    coef = module.kl.coef
+    assert entries(module, dial="kl_coef") == [
+        (1, "kl_coef", coef, 4 * coef),
+        (3, "kl_coef", 4 * coef, coef),
+    ]
+    assert [s.kl_coef for s in stats] == [coef, coef, 4 * coef, 4 * coef, coef]
+
+
+@pytest.mark.parametrize(("severity", "last"), [("critical", 1), ("ill", 3)])
+def test_it_stops_a_run_that_is_being_lost(tiny_llama_dir, tmp_path, severity, last):
+    doctor = scripted(
+        range(1, 9), severity=severity, policy="act", stop_on=["kl_runaway"], report="none",
+        treatment=TreatmentConfig(max_doses=1, wait=2),
+    )  # fmt: skip
+    module, stats = run(tmp_path, tiny_llama_dir, doctor, epochs=6)
+    assert [s.iteration for s in stats] == list(range(last + 1))
+    assert any(dial == "stop" for _, dial, _, _ in entries(module))
+
+
+@pytest.mark.parametrize(("report", "rollbacks"), [("ill", 1), ("critical", 0), ("none", 0)])
+def test_rollback_goes_back_on_what_it_reports(tiny_llama_dir, tmp_path, report, rollbacks):
+    doctor = scripted({2}, illness="reward_hacking", report=report)
+    back = CheckpointRollback(illnesses=["reward_hacking"])
+    run(tmp_path, tiny_llama_dir, doctor, back)
+    assert back.num_rollbacks == rollbacks
+
+
+def test_an_episode_is_reported_once(tiny_llama_dir, tmp_path):
+    heard = []
+    doctor = scripted({1, 2, 3}, report="ill")
+    doctor.on_diagnosis = lambda trainer, module, verdicts: heard.extend(verdicts)
+    run(tmp_path, tiny_llama_dir, doctor)
+    assert [(v.illness, v.iteration, v.source) for v in heard] == [("kl_runaway", 1, "Doctor")]
+
+
+def test_what_a_rollback_undid_is_forgotten(tiny_llama_dir, tmp_path):
+    doctor = Doctor(policy="observe", limits=RuleLimits(kl_old=0.02))
+    back = CheckpointRollback(illnesses=["update_too_large"])
+    module, _ = run(tmp_path, tiny_llama_dir, doctor, back, RateSpike(2, 300.0), epochs=5)
+    assert back.num_rollbacks >= 1
+    (state, *_) = [e for e in module.controls.journal if e["dial"] == "state"]
+    rows = [row.iteration for row in doctor.examiner._rows]
+    assert not any(state["after"] < i <= state["before"] for i in rows)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_resumed_run_is_the_same_as_one_that_never_stopped(tiny_llama_dir, tmp_path):
+    def doctor():
+        return scripted({0, 1, 3}, policy="act", treatment=TreatmentConfig(wait=1, undo_after=2))
+
+    whole, _ = run(tmp_path / "whole", tiny_llama_dir, doctor(), epochs=6)
+    run(tmp_path / "part", tiny_llama_dir, doctor(), epochs=3)
+    last = next((tmp_path / "part").rglob("*.ckpt"))
+    resumed, _ = run(tmp_path / "rest", tiny_llama_dir, doctor(), epochs=6, ckpt=last)
+    assert entries(resumed) == entries(whole)
+    assert resumed.controls["kl_coef"] == whole.controls["kl_coef"]
+
+
+def test_the_journal_is_in_the_file_of_metrics(tiny_llama_dir, tmp_path):
+    run(tmp_path, tiny_llama_dir, scripted({1}, policy="act"), epochs=2)
+    (path,) = tmp_path.rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    changed = {change["dial"] for change in rows[1]["changes"]}
+    assert {"illness kl_runaway", "kl_coef", "actor_lr_factor"} <= changed
+
+
+@pytest.mark.parametrize("options", [
+    {"policy": "cure"}, {"report": "watch"}, {"ignore": ["gout"]}, {"stop_on": ["gout"]},
+])  # fmt: skip
+def test_settings_are_checked(options):
+    with pytest.raises(ValueError, match=r"must be one of|gout"):
+        Doctor(**options)
+
+
+def test_all_rules_are_known_here():
+    assert {rule.illness for rule in Doctor().examiner.rules} == set(BUILT_IN)
+    assert Doctor(ignore=["stalled"]).examiner.rules != Doctor().examiner.rules

@@ -1,0 +1,195 @@
+"""Signs become diagnoses: confirmed, remembered, told as companions, over."""
+
+import json
+
+import pytest
+
+from ppo_lightning.diagnostics import (
+    RULES,
+    Course,
+    Diagnosis,
+    Evidence,
+    Examiner,
+    Finding,
+    Rule,
+    headline,
+    notice,
+)
+from ppo_lightning.diagnostics.course import FIRST, RECENT, keep
+from tests.helpers.courses import gold, healthy, run
+
+
+class Scripted(Rule):
+    """Sees what the script says, by iteration."""
+
+    def __init__(self, illness, script, *, confirm=2, lasting=False):
+        self.illness, self.script = illness, script
+        self.confirm, self.lasting = confirm, lasting
+
+    def examine(self, course, limits):
+        """Say the next word of the script."""
+        severity = self.script.get(course.now.iteration)
+        if severity is None:
+            return None
+        number = float(course.now.iteration)
+        return Finding(severity=severity, evidence=(Evidence(metric="x", now=number),))
+
+
+def told(examiner, iterations):
+    """Illness and severity after each iteration."""
+    return [[(d.illness, d.severity) for d in examiner.examine(healthy(i))] for i in iterations]
+
+
+def ills(*iterations, severity="ill"):
+    return dict.fromkeys(iterations, severity)
+
+
+def test_one_sign_is_watched_and_two_of_three_are_an_illness():
+    examiner = Examiner([Scripted("a", ills(1, 3, 4))])
+    found = told(examiner, range(5))
+    assert found == [[], [("a", "watch")], [("a", "watch")], [("a", "ill")], [("a", "ill")]]
+    assert examiner.diagnoses()[0].since == 1
+    assert examiner.diagnoses()[0].iteration == 4
+
+
+def test_signs_that_are_far_apart_do_not_add_up():
+    found = told(Examiner([Scripted("a", ills(1, 4, 7))]), range(8))
+    assert [d[0][1] for d in found if d] == ["watch"] * 7
+
+
+def test_what_is_critical_counts_at_once():
+    found = told(Examiner([Scripted("a", ills(2, severity="critical"))]), range(3))
+    assert found[2] == [("a", "critical")]
+
+
+def test_an_illness_is_over_after_some_calm_iterations_and_comes_again_as_another():
+    examiner = Examiner([Scripted("a", ills(0, 1, 9, 10))], clear_after=3)
+    found = told(examiner, range(11))
+    assert [bool(d) for d in found] == [True] * 4 + [False] * 5 + [True] * 2
+    assert [(e.since, e.until) for e in examiner.episodes] == [(0, 4), (9, None)]
+    assert [d.since for d in examiner.summary()] == [0]
+
+
+def test_a_jump_lasts():
+    rule = Scripted("a", ills(1), confirm=1, lasting=True)
+    assert told(Examiner([rule]), range(20))[-1] == [("a", "ill")]
+    watched = Scripted("a", ills(1, severity="watch"), confirm=1, lasting=True)
+    assert told(Examiner([watched]), range(20))[-1] == []
+
+
+def test_the_worse_leads_and_then_the_cause():
+    rules = [Scripted("b", ills(0, 1)), Scripted("a", ills(0, 1)),
+             Scripted("c", ills(1, severity="critical"))]  # fmt: skip
+    found = told(Examiner(rules), range(2))[-1]
+    assert [name for name, _ in found] == ["c", "b", "a"]
+
+
+def pair(first, second):
+    """Two illnesses, and the iterations of their signs."""
+    return Examiner([Scripted(name, ills(*at), confirm=1) for name, at in (first, second)])
+
+
+def test_what_an_illness_accounts_for_is_its_companion():
+    examiner = pair(("reward_hacking", (1,)), ("kl_runaway", (0, 1)))
+    told(examiner, range(2))
+    leading, other = examiner.diagnoses()
+    assert (leading.illness, leading.companion_of) == ("reward_hacking", None)
+    assert (other.severity, other.companion_of) == ("watch", "reward_hacking")
+
+
+@pytest.mark.parametrize(
+    ("signal", "critic", "leading"),
+    [
+        (0, 3, "no_reward_signal"),
+        (3, 0, "critic_failure"),
+        (0, 2, "no_reward_signal"),
+        (2, 0, "no_reward_signal"),  # together: causes come first among the rules
+    ],
+)
+def test_of_two_that_account_for_each_other_the_earlier_leads(signal, critic, leading):
+    examiner = pair(("no_reward_signal", range(signal, 5)), ("critic_failure", range(critic, 5)))
+    told(examiner, range(5))
+    first, second = examiner.diagnoses()
+    assert first.illness == leading
+    assert second.companion_of == leading
+
+
+def test_what_is_only_watched_has_no_companions():
+    examiner = Examiner([Scripted("reward_hacking", ills(1, severity="watch")),
+                         Scripted("kl_runaway", ills(0, 1))])  # fmt: skip
+    told(examiner, range(2))
+    assert examiner.diagnoses()[0].illness == "kl_runaway"
+
+
+def test_evidence_is_of_the_worst_moment_and_of_its_latest():
+    script = ills(0, 1, 2) | ills(3, severity="watch")
+    examiner = Examiner([Scripted("a", script)])
+    told(examiner, range(4))
+    assert examiner.diagnoses()[0].evidence[0].now == 2
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 6, 11])
+def test_a_resumed_examination_goes_on(cut):
+    rows = run(14, kl_old=lambda i: 0.3 if i == 4 else 0.004, kl_ref=lambda i: 1.5 * i)
+    whole, first, second = Examiner(), Examiner(), Examiner()
+    expected = [whole.examine(row) for row in rows]
+    found = [first.examine(row) for row in rows[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    found += [second.examine(row) for row in rows[cut:]]
+    assert found == expected
+    assert second.summary() == whole.summary()
+
+
+def test_episodes_of_rules_that_are_gone_are_left_out():
+    examiner = Examiner([Scripted("a", ills(0, 1))])
+    told(examiner, range(2))
+    other = Examiner([Scripted("b", {})])
+    other.load_state_dict(examiner.state_dict())
+    assert other.diagnoses() == []
+
+
+def test_what_was_undone_is_forgotten():
+    examiner = Examiner([Scripted("early", ills(1, 2)), Scripted("late", ills(4, 5))])
+    told(examiner, range(6))
+    examiner.undo_after(3)
+    assert [d.illness for d in examiner.diagnoses()] == ["early"]
+    assert [row.iteration for row in examiner._rows] == [0, 1, 2, 3]
+    examiner.undo_after(9)  # nothing is
+    assert len(examiner._rows) == 4
+
+
+def test_long_runs_are_judged_by_their_ends_and_their_start():
+    rows = run(300, val_sampled=lambda i: gold(-abs(i - 100.0)))
+    kept = keep(rows)
+    numbers = [row.iteration for row in kept]
+    assert numbers == [*range(FIRST), 100, *range(300 - RECENT, 300)]
+    assert keep(kept) == kept
+    assert Course(kept, trained=300).gain == pytest.approx(Course(rows).gain)
+
+
+def test_the_start_is_that_of_the_actors_training():
+    rows = run(200, actor_steps=lambda i: 0.0 if i < 50 else 8.0)
+    assert [row.iteration for row in keep(rows)][:17] == [*range(8), *range(50, 58), 136]
+    assert Course(rows).trained == 150
+
+
+def test_words():
+    evidence = (Evidence(metric="rollout/kl_ref", now=8.0, before=1.0, limit=5.0, note="ouch"),)
+    found = Diagnosis(illness="kl_runaway", severity="ill", since=3, iteration=5, evidence=evidence)
+    line = "kl_runaway (ill), since iteration 3: `rollout/kl_ref` went from 1 to 8 (limit 5): ouch."
+    assert notice(found, advise=False) == str(found) == line
+    advised = notice(found, now=healthy(5))
+    assert advised.startswith(line)
+    assert "`kl.coef` 0.1 → 0.4" in advised
+    assert "AdaptiveKL" in advised
+    assert headline([found]) == "ill: kl_runaway since iteration 3"
+    assert headline([]) == "healthy"
+    own = Diagnosis(illness="mine", severity="watch", since=0, iteration=0, evidence=evidence)
+    assert notice(own) == str(own)
+    assert headline([own]) == "healthy; to watch: mine"
+
+
+def test_the_order_of_rules_is_one_of_causes():
+    names = [rule.illness for rule in RULES]
+    assert names.index("reward_nonfinite") < names.index("nonfinite_update")
+    assert names.index("stalled") < names.index("critic_failure")
