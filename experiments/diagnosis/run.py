@@ -22,7 +22,7 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.diagnosis.scenarios import CASES, Case
+from experiments.diagnosis.scenarios import CASES, OTHER_LENGTH, OTHER_WORLD, Case
 from experiments.stability.outcome import LAST, Fitted, fit, quiet
 from experiments.stability.overlay import Overlay
 from ppo_lightning.callbacks import CheckpointRollback, Doctor
@@ -31,6 +31,8 @@ from ppo_lightning.metrics import IterationStats
 
 ITERATIONS = 40
 HEALTHY_SEEDS = 10
+OTHER_SEED = 100
+"""From which on runs are of the other world."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,9 @@ def run(name: str, policy: str, seed: int, folder: Path, iterations: int = ITERA
         doctor.report = "critical"
         callbacks.append(CheckpointRollback(illnesses=["nonfinite_update", "policy_collapse"]))
     overlays = [case.overlay, Overlay(callbacks=lambda: callbacks)]  # type: ignore[arg-type,return-value]
+    if seed >= OTHER_SEED:
+        longer = [OTHER_LENGTH] if name == "length" else []
+        overlays = [OTHER_WORLD, *overlays, *longer]
     with tempfile.TemporaryDirectory() as place:
         made = fit(Path(place), overlays, seed=seed, iterations=iterations)
     rows = as_jsonl(finite(stats.to_log()) for stats in made.stats)
@@ -140,13 +145,15 @@ def read(file: Path) -> list[Result]:
 
 
 def planned(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Yield all runs: healthy ones are observed and treated, with more seeds."""
-    for name in given.only:
-        seeds = (
-            range(HEALTHY_SEEDS) if name == "healthy" and given.seeds == [0, 1, 2] else given.seeds
-        )
+    """Yield all runs: of the known world with few seeds, healthy ones with more; and of the other."""
+    for number, name in enumerate(given.only):
+        healthy = name == "healthy"
+        seeds = given.seeds or [*range(HEALTHY_SEEDS if healthy else 3)]
         for seed in seeds:
             yield from ((name, policy, seed) for policy in given.policies)
+        if not given.seeds:
+            others = range(6) if healthy else [6 + number]
+            yield from ((name, "observe", OTHER_SEED + other) for other in others)
 
 
 def main() -> None:
@@ -169,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     made.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    made.add_argument("--seeds", type=int, nargs="+", default=None, help="of all that is run")
     made.add_argument(
         "--policies", nargs="+", choices=["observe", "act"], default=["observe", "act"]
     )

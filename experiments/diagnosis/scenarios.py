@@ -11,6 +11,9 @@ from experiments.stability.scenarios import FAULT_AT, SCENARIOS
 from ppo_lightning.rewards import Reward
 from ppo_lightning.types import Completions
 
+ENDING = {"max_new_tokens": 16, "stop_strings": [".", "?", ",", ":", "was", "who", "the", "a"]}
+"""Sampling whose answers end by themselves: after 7 tokens on average, at the start."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -80,9 +83,12 @@ CASES: Mapping[str, Case] = {
     "nan_weight": _of_stability("nan_weight", "nonfinite_update", onset=FAULT_AT),
     "length": Case(
         overlay=Overlay(
-            reward=LengthReward, settings={"kl": {"coef": 0.05}}, text="reward is the length"
+            reward=LengthReward,
+            settings={"kl": {"coef": 0.05}, "sampling": ENDING},
+            text="reward is the length",
         ),
         accepted=("length_exploitation", "reward_hacking"),
+        kl_price=0.1,
     ),
     "uninformative": Case(
         overlay=Overlay(reward=BlindReward, settings={"kl": {"coef": 0.02}}, text="random reward"),
@@ -98,3 +104,15 @@ CASES: Mapping[str, Case] = {
     ),
 }
 """By name; the healthy one first."""
+
+OTHER_WORLD = Overlay(
+    settings={
+        "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64},
+        "sampling": {"max_new_tokens": 9},
+        "buffer": {"num_prompts": 64, "num_minibatches": 2},
+    }
+)
+"""Another size, longer answers and a smaller buffer: runs that no threshold was looked at with."""
+
+OTHER_LENGTH = Overlay(settings={"sampling": ENDING | {"max_new_tokens": 24}})
+"""On top of it where answers must be able to end."""

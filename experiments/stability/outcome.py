@@ -21,7 +21,6 @@ import transformers
 from experiments.stability.overlay import Overlay, merged
 from experiments.stability.scenarios import ITERATIONS, SCENARIOS
 from experiments.stability.world import (
-    MAX_NEW_TOKENS,
     GoldReward,
     ProxyReward,
     build_policy,
@@ -221,11 +220,11 @@ def build(
     for overlay in overlays:
         reward = overlay.reward(reward)
     module = PPOModule(
-        policy=PolicyConfig(path=str(build_policy(folder / "policy"))),
+        policy=PolicyConfig(path=str(build_policy(folder / "policy", **settings["world"]))),
         rewards=[RewardTerm(name="proxy", component=reward)],
         gold=GoldReward(),
         critic_model=CriticConfig(**settings["critic_model"]),
-        sampling=SamplingConfig(max_new_tokens=MAX_NEW_TOKENS),
+        sampling=SamplingConfig(**settings["sampling"]),
         ppo=PPOConfig(**settings["ppo"]),
         kl=KLConfig(**settings["kl"]),
         actor=GroupConfig(**settings["actor"]),

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from experiments.stability.world import MAX_NEW_TOKENS
 from ppo_lightning.callbacks import (
     AdaptiveKL,
     BestByGold,
@@ -32,6 +33,8 @@ PLAIN: Settings = {
     "critic": {"lr": 2 * LR, "warmup": 8, "max_grad_norm": None},
     "critic_model": {},
     "reward_processing": {"clip": None},
+    "world": {},
+    "sampling": {"max_new_tokens": MAX_NEW_TOKENS},
     "buffer": {"num_prompts": 96, "num_minibatches": 2},
 }
 """Plain PPO: a penalty towards the reference, whitened advantages, and no further mechanism."""

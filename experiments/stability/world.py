@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from ppo_lightning.rewards import Reward
 from ppo_lightning.types import Completions
@@ -58,8 +59,12 @@ def prompts(*, held_out: bool, number: int = 32) -> list[str]:
     return pairs[7 if held_out else 0 :: len(pairs) // number][:number]
 
 
-def build_policy(folder: Path) -> Path:
-    """Save the policy: a random Llama of one layer, the same at every seed of the runs."""
-    return build_llama(
-        folder, num_hidden_layers=1, hidden_size=32, intermediate_size=48, initializer_range=0.2
-    )
+def build_policy(folder: Path, **changes: Any) -> Path:
+    """Save the policy: a random Llama of one layer, the same at every seed of the runs.
+
+    Args:
+        folder: For its files.
+        changes: Other settings of the model.
+    """
+    settings = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+    return build_llama(folder, **(settings | {"initializer_range": 0.2} | changes))

@@ -54,6 +54,7 @@ class RuleLimits:
         length_growth: Factor on the length at the start.
         length_correlation: Correlation of score and length at the start.
         patience: Iterations of training before the absence of learning is judged.
+        heavy_penalty: β · KL, in spreads of the scores, above which it outweighs them.
         efficiency: Gain, in σ, over √(2 · KL): what the same KL could buy at best. Healthy: 0.25
             and more.
         moved_kl: KL to the reference, in nats per response, from which on a policy has moved.
@@ -100,7 +101,8 @@ class RuleLimits:
     length_growth: float = 1.35
     length_correlation: float = 0.5
     patience: int = 7
-    efficiency: float = 0.1
+    heavy_penalty: float = 2.0
+    efficiency: float = 0.12
     moved_kl: float = 0.5
     flat_gain: float = 0.15
     still_kl: float = 0.2

@@ -24,7 +24,35 @@ from ppo_lightning.diagnostics.rules.sampling import (
     stale_rollouts,
 )
 
-__all__ = ["COMPANIONS", "LOGGED", "RULES", "Rule", "Sign", "SignRule", "found", "seen"]
+__all__ = [
+    "COMPANIONS",
+    "LOGGED",
+    "RULES",
+    "Rule",
+    "Sign",
+    "SignRule",
+    "critic_failure",
+    "entropy_collapse",
+    "found",
+    "kl_runaway",
+    "length_exploitation",
+    "no_reward_signal",
+    "nonfinite_update",
+    "oscillation",
+    "over_optimisation",
+    "overfit_buffer",
+    "policy_collapse",
+    "rank_trouble",
+    "reward_hacking",
+    "reward_nonfinite",
+    "reward_outlier",
+    "reward_scale",
+    "sampling_mismatch",
+    "seen",
+    "stale_rollouts",
+    "stalled",
+    "update_too_large",
+]
 
 RULES: tuple[Rule, ...] = (
     SignRule("reward_nonfinite", reward_nonfinite, confirm=1, lasting=True),
@@ -72,7 +100,7 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "reward_hacking": ("over_optimisation", "length_exploitation", *_OF_THE_POLICY),
     "over_optimisation": ("kl_runaway", "entropy_collapse"),
     "entropy_collapse": ("reward_hacking", "over_optimisation", "kl_runaway"),
-    "stalled": ("critic_failure",),
+    "stalled": ("critic_failure", "no_reward_signal"),
     "no_reward_signal": ("critic_failure", "kl_runaway"),
     "critic_failure": ("no_reward_signal", "stalled"),
 }

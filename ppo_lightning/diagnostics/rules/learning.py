@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ppo_lightning.diagnostics.course import Course, middle
-from ppo_lightning.diagnostics.diagnosis import Finding
+from ppo_lightning.diagnostics.diagnosis import Evidence, Finding, Severity
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
 
@@ -39,24 +39,34 @@ def no_reward_signal(course: Course, limits: RuleLimits) -> Finding | None:
 def stalled(course: Course, limits: RuleLimits) -> Finding | None:
     """Neither the score nor the policy moves."""
     kl, gain = course.level("kl_ref"), course.gain
+    if kl is None or gain is None or course.trained <= limits.patience or gain > limits.flat_gain:
+        return None
     length = course.level("response_length_mean", 3)
-    if kl is None or gain is None or course.trained <= limits.patience:
-        return None
-    if abs(kl) > limits.still_bound(length) or gain > limits.flat_gain:
-        return None
     mean_of = course.score_fields[0]
     level, start = course.level(mean_of) or 0.0, course.start(mean_of)
-    evidence = (
-        seen("kl_ref", kl, limit=limits.still_bound(length)),
-        seen(mean_of, level, before=start, note=f"a gain of {gain:.2g} spreads"),
-    )
+    flat = seen(mean_of, level, before=start, note=f"a gain of {gain:.2g} spreads")
+    bound = limits.still_bound(length)
+    if (heavy := _heavy_penalty(course, kl, limits)) is not None:
+        return found("ill", heavy, flat, seen("kl_ref", kl), form=HELD_BACK)
+    if abs(kl) > bound:
+        return None
+    evidence = (seen("kl_ref", kl, limit=bound), flat)
     moved = course.level("kl_old")
     if moved is not None and moved * (length or 1.0) * course.trained > max(2 * abs(kl), 1e-3):
         note = "updates move the policy, and the penalty takes it back"
         return found("ill", *evidence, seen("kl_old", moved, note=note), form=HELD_BACK)
     step = None if moved is None else seen("kl_old", moved, note="updates hardly move the policy")
-    creeps = abs(kl) > 0.1 * limits.still_bound(length)
-    return found("watch" if creeps else "ill", *evidence, step, form=TOO_SLOW)
+    severity: Severity = "watch" if abs(kl) > 0.1 * bound else "ill"
+    return found(severity, *evidence, step, form=TOO_SLOW)
+
+
+def _heavy_penalty(course: Course, kl: float, limits: RuleLimits) -> Evidence | None:
+    """Return β where a small KL costs more than all differences of the scores are worth."""
+    coef, spread = course.value("kl_coef"), course.level("score_std", 3)
+    near = kl < limits.kl_bound(course.level("response_length_mean", 3))
+    if coef is None or not spread or not near or coef * kl < limits.heavy_penalty * spread:
+        return None
+    return seen("kl_coef", coef, note=f"the penalty is {coef * kl / spread:.2g} spreads")
 
 
 def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
@@ -76,5 +86,5 @@ def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
         return None
     blind = seen("explained_variance", now, limit=limits.blind_variance, note="it sees nothing")
     late = len(known) > 2 * limits.blind_after
-    severity = "ill" if late or level < limits.blind_variance else "watch"
+    severity: Severity = "ill" if late or level < limits.blind_variance else "watch"
     return found(severity, blind, height, form=BLIND)
