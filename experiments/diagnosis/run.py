@@ -145,7 +145,7 @@ def read(file: Path) -> list[Result]:
 
 
 def planned(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Yield all runs: of the known world with few seeds, healthy ones with more; and of the other."""
+    """Yield all runs: few seeds of the known world, more of healthy runs; and the other world."""
     for number, name in enumerate(given.only):
         healthy = name == "healthy"
         seeds = given.seeds or [*range(HEALTHY_SEEDS if healthy else 3)]
