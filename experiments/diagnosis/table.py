@@ -107,7 +107,7 @@ def left_out(results: Sequence[Result], rows: Path) -> Iterator[str]:
 
 
 def replayed(result: Result, rows: Path, rules: Sequence[Rule] = RULES) -> Result:
-    """Return the result as the rules of today see it: a run that is only observed stays the same."""
+    """Return the result as the rules of today see it; for runs that were only observed."""
     examiner, leads = Examiner(rules), []
     for row in _rows(result, rows):
         found = examiner.examine(row)

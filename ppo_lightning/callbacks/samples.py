@@ -18,12 +18,20 @@ from ppo_lightning.io import as_jsonl, set_aside, write_text_atomic
 from ppo_lightning.modules import Answer
 from ppo_lightning.modules.metrics_file import run_folder
 
+_NUMBERS = (
+    *(("score", "score"), ("parts", "components"), ("gold", "gold")),
+    *(("KL", "kl_ref"), ("tokens", "num_tokens")),
+)
+"""Titles of the table's columns beside the texts, and what of the policy's answer is in them."""
+
 
 class SampleTexts(pl.Callback):
     """Keep the answers to the first held-out prompts after each validation.
 
-    They go to ``samples/iteration_0003.jsonl`` in the run's folder, a line a pair, and as text to
-    TensorBoard if that is a logger of the run. How many prompts: ``validation.num_texts``.
+    Each has its score, the parts of it if there are several, gold score, KL to the reference and
+    length. They go to ``samples/iteration_0003.jsonl`` in the run's folder, a line a pair, and as
+    text to TensorBoard if that is a logger of the run. How many prompts: ``validation.num_texts``;
+    how often: the Trainer's ``check_val_every_n_epoch``.
     """
 
     def __init__(self) -> None:
@@ -84,21 +92,29 @@ def side_by_side(answers: Iterable[Answer], *, iteration: int | None) -> list[di
 
 def as_markdown(rows: Iterable[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table, which TensorBoard shows."""
-    lines = ["| prompt | policy | reference | score | KL |", "| --- | --- | --- | --- | --- |"]
+    head = ["prompt", "policy", "reference", *(title for title, _ in _NUMBERS)]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for row in rows:
-        cells = [row["prompt"], row.get("policy", ""), row.get("reference", "")]
-        numbers = [row.get("policy_score"), row.get("policy_kl_ref")]
-        shown = ["" if number is None else f"{number:.3g}" for number in numbers]
-        lines.append(f"| {' | '.join([*map(_cell, cells), *shown])} |")
+        texts = [row["prompt"], row.get("policy", ""), row.get("reference", "")]
+        numbers = [_shown(row.get(f"policy_{name}")) for _, name in _NUMBERS]
+        lines.append(f"| {' | '.join(map(_cell, [*texts, *numbers]))} |")
     return "\n".join(lines)
+
+
+def _shown(number: float | dict[str, float] | None) -> str:
+    if isinstance(number, dict):
+        return ", ".join(f"{name} {value:.3g}" for name, value in number.items())
+    return "" if number is None else f"{number:.3g}"
 
 
 def _columns(writer: str, answer: Answer | None) -> dict[str, Any]:
     if answer is None:
         return {}
-    numbers = {"score": answer.score, "gold": answer.gold, "kl_ref": answer.kl_ref}
+    numbers = {name: getattr(answer, name) for name in ("score", "gold", "kl_ref")}
     known = {f"{writer}_{name}": value for name, value in numbers.items() if value is not None}
-    return {writer: answer.response, **known}
+    if len(answer.components) > 1:
+        known[f"{writer}_components"] = dict(answer.components)
+    return {writer: answer.response, **known, f"{writer}_num_tokens": answer.num_tokens}
 
 
 def _cell(text: str) -> str:

@@ -42,9 +42,11 @@ def test_answers_to_one_prompt_stand_beside_each_other():
         "policy_score": 1.0,
         "policy_gold": 2.0,
         "policy_kl_ref": 0.25,
+        "policy_num_tokens": 2,
         "reference": "r",
         "reference_score": 1.0,
         "reference_gold": 1.0,
+        "reference_num_tokens": 2,
     }
     assert [(row["policy"], row["reference"]) for row in rows[1:]] == [("b1", "r1"), ("b2", "r2")]
 
@@ -57,7 +59,13 @@ def test_an_answer_without_partner_is_kept():
 
 
 def test_markdown_keeps_texts_in_their_cells():
-    rows = side_by_side([answer("policy", "a|b\n<c>", kl_ref=0.5)], iteration=0)
+    parts = {"kind": 0.25, "p|t": 2.0}
+    rows = side_by_side(
+        [answer("policy", "a|b\n<c>", kl_ref=0.5, gold=3.0, components=parts)], iteration=0
+    )
+    assert rows[0]["policy_components"] == parts
     lines = as_markdown(rows).splitlines()
     assert len(lines) == 3
-    assert lines[2] == "| prompt 0 | a&#124;b<br>&lt;c&gt; |  | 1 | 0.5 |"
+    assert lines[2] == (
+        "| prompt 0 | a&#124;b<br>&lt;c&gt; |  | 1 | kind 0.25, p&#124;t 2 | 3 | 0.5 | 2 |"
+    )
