@@ -47,6 +47,8 @@ class Doctor(pl.Callback):
       is taken back after ``treatment.undo_after`` iterations without a sign. ``stop_on`` names
       illnesses that end the run when they are ``critical``, or still there after the last dose.
 
+    The command line brings one to every run that has none.
+
     Illnesses of severity ``report`` are also reported to the run, and ``CheckpointRollback`` goes
     back on them, once for each episode.
 
@@ -92,7 +94,7 @@ class Doctor(pl.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        stats = fresh_stats(pl_module)
+        stats = None if _is_supervised(pl_module) else fresh_stats(pl_module)
         if stats is None:
             return
         found = self.examiner.examine(stats)
@@ -175,6 +177,8 @@ class Doctor(pl.Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        if not self.examiner.has_begun:
+            return {}  # Lightning asks for the callbacks that a checkpoint has a state of
         return {
             "examiner": self.examiner.state_dict(),
             "treatment": self.treatment.state_dict(),
@@ -188,6 +192,11 @@ class Doctor(pl.Callback):
         self.treatment.load_state_dict(state_dict["treatment"])
         self._told = dict(state_dict["told"])
         self._reported = {(illness, int(since)) for illness, since in state_dict["reported"]}
+
+
+def _is_supervised(module: Any) -> bool:
+    """Whether a module has no rollouts, and so none of the illnesses; the doctor looks on."""
+    return not hasattr(module, "controls")
 
 
 def _note(

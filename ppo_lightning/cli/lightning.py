@@ -17,7 +17,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from typing_extensions import override
 
 from ppo_lightning import __version__
-from ppo_lightning.callbacks import MetricsFile, PredictionWriter, SampleTexts, StageProgress
+from ppo_lightning.callbacks import (
+    Doctor,
+    MetricsFile,
+    PredictionWriter,
+    SampleTexts,
+    StageProgress,
+)
 from ppo_lightning.cli.callback_lists import settle
 from ppo_lightning.cli.checks import check_checkpoint, check_section, check_seed, with_place
 from ppo_lightning.cli.config_errors import explain, reason
@@ -287,6 +293,7 @@ def default_callbacks(command: str, given: Sequence[pl.Callback]) -> list[pl.Cal
         wanted.append((SampleTexts, SampleTexts))
     if command == "fit":
         wanted.append((MetricsFile, MetricsFile))
+    wanted.append((Doctor, Doctor))  # of a checkpoint, too: its state is in there
     return [make() for kind, make in wanted if not any(isinstance(item, kind) for item in given)]
 
 

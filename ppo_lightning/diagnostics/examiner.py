@@ -83,6 +83,11 @@ class Examiner:
             self._note(rule, rule.examine(course, self.limits), row.iteration)
         return self.diagnoses()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has read an iteration."""
+        return bool(self._rows)
+
     def diagnoses(self) -> list[Diagnosis]:
         """Return what the run suffers from now, the leading illness first."""
         return ranked([e for e in self.episodes if e.until is None], self._order)

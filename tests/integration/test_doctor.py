@@ -8,6 +8,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from ppo_lightning.callbacks import CheckpointRollback, Doctor, TreatmentConfig
 from ppo_lightning.diagnostics import Evidence, Finding, Rule, RuleLimits
+from tests.helpers.cli import run_cli, tiny_config, write_config
 from tests.helpers.faults import RateSpike
 from tests.helpers.runs import data_module, fit, ppo_module
 
@@ -175,3 +176,40 @@ def test_settings_are_checked(options):
 def test_all_rules_are_known_here():
     assert {rule.illness for rule in Doctor().examiner.rules} == set(BUILT_IN)
     assert Doctor(ignore=["stalled"]).examiner.rules != Doctor().examiner.rules
+
+
+class Gout(Rule):
+    """A rule of a user's own, as a config names it."""
+
+    confirm = 1
+
+    def __init__(self, joint: str = "toe") -> None:
+        self.illness = f"gout_of_the_{joint}"
+
+    def examine(self, course, limits):
+        """See it always."""
+        return Finding(severity="ill", evidence=(Evidence(metric="uric acid", now=9.0),))
+
+
+def test_rules_limits_and_treatment_come_from_a_config(
+    tiny_llama_dir, tmp_path, monkeypatch, caplog
+):
+    config = tiny_config(tiny_llama_dir, tmp_path / "run")
+    rules = [{"class_path": f"{__name__}.Gout", "init_args": {"joint": "knee"}}]
+    settings = {"policy": "observe", "rules": rules, "limits": {"kl_ref": 3.0},
+                "treatment": {"max_doses": 1}, "ignore": ["stalled"]}  # fmt: skip
+    doctor = {"class_path": "ppo_lightning.callbacks.Doctor", "init_args": settings}
+    config["trainer"]["callbacks"] = [doctor]
+    path = write_config(tmp_path / "mine.yaml", config)
+    with caplog.at_level(logging.INFO):
+        assert run_cli(monkeypatch, "fit", "--config", path) == 0
+    assert "Doctor: gout_of_the_knee (ill), since iteration 0: `uric acid` is 9." in caplog.text
+
+
+def test_the_command_line_brings_one(tiny_llama_dir, tmp_path, monkeypatch):
+    config = tiny_config(tiny_llama_dir, tmp_path / "run")
+    found = []
+    monkeypatch.setattr(Doctor, "on_train_epoch_end", lambda self, *_: found.append(self.policy))
+    path = write_config(tmp_path / "mine.yaml", config)
+    assert run_cli(monkeypatch, "fit", "--config", path) == 0
+    assert set(found) == {"advise"}

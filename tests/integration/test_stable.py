@@ -15,6 +15,7 @@ NAMES = [
     "MaxKL",
     "EntropyTarget",
     "BufferScheduler",
+    "Doctor",
     "CheckpointRollback",
 ]
 
