@@ -31,6 +31,7 @@ from ppo_lightning.metrics import IterationStats
 
 ITERATIONS = 40
 HEALTHY_SEEDS = 10
+GOES_BACK_ON = ["nonfinite_update", "policy_collapse", "entropy_collapse"]
 OTHER_SEED = 100
 """From which on runs are of the other world."""
 
@@ -95,7 +96,7 @@ def run(name: str, policy: str, seed: int, folder: Path, iterations: int = ITERA
     callbacks: list[object] = [doctor]
     if policy == "act":
         doctor.report = "critical"
-        callbacks.append(CheckpointRollback(illnesses=["nonfinite_update", "policy_collapse"]))
+        callbacks.append(CheckpointRollback(illnesses=GOES_BACK_ON, hold_iterations=10))
     overlays = [case.overlay, Overlay(callbacks=lambda: callbacks)]  # type: ignore[arg-type,return-value]
     if seed >= OTHER_SEED:
         longer = [OTHER_LENGTH] if name == "length" else []

@@ -110,6 +110,9 @@ OTHER_WORLD = Overlay(
         "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64},
         "sampling": {"max_new_tokens": 9},
         "buffer": {"num_prompts": 64, "num_minibatches": 2},
+        "kl": {"coef": 0.8},
+        "actor": {"lr": 1e-3},
+        "critic": {"lr": 2e-3},
     }
 )
 """Another size, longer answers and a smaller buffer: runs that no threshold was looked at with."""

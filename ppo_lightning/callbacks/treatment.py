@@ -38,7 +38,7 @@ class TreatmentConfig:
     min_actor_lr_factor: float = 0.01
     min_critic_lr_factor: float = 0.1
     min_clip_range_factor: float = 0.25
-    max_ent_coef: float = 0.2
+    max_ent_coef: float = 0.4
 
     def __post_init__(self) -> None:
         require_at_least("max_doses", self.max_doses, 1)
@@ -68,6 +68,7 @@ class DoseRecord:
         relapses: How often it came back after all was turned back.
         factors: Dial to the product of the factors of all doses.
         values: Dial to a value that was set.
+        scales: Dial to the spread that it was multiplied by, outside of all bounds.
     """
 
     doses: int = 0
@@ -75,6 +76,7 @@ class DoseRecord:
     relapses: int = 0
     factors: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
 
 class Treatment:
@@ -133,7 +135,7 @@ class Treatment:
             quiet = controls.iteration - max(last_sign.get(illness, -1), course.last)
             if course.doses and quiet >= self.config.undo_after * 2**course.relapses:
                 self.courses[illness] = DoseRecord(relapses=course.relapses + 1)
-                for dial in {*course.factors, *course.values}:
+                for dial in {*course.factors, *course.values, *course.scales}:
                     self._ask(controls, dial, f"{illness} has been gone for {quiet} iterations")
                 ended.append(illness)
         return ended
@@ -157,7 +159,9 @@ class Treatment:
             until = controls.iteration + turn.iterations
             controls.request(self._request(dial, reason, value=turn.value, until=until))
             return
-        if turn.from_zero is not None and controls[dial] == 0:
+        if turn.by_spread:
+            course.scales.setdefault(dial, spread)
+        elif turn.from_zero is not None and controls[dial] == 0:
             course.values[dial] = turn.from_zero * (spread if dial == KL else 1.0)
         elif turn.factor is not None:
             course.factors[dial] = course.factors.get(dial, 1.0) * turn.factor
@@ -165,12 +169,13 @@ class Treatment:
 
     def _ask(self, controls: Controls, dial: str, reason: str) -> None:
         """Ask for what all courses together want of a dial; for nothing, take the request back."""
-        factor, value = 1.0, None
+        factor, scale, value = 1.0, 1.0, None
         for course in self.courses.values():
             factor *= course.factors.get(dial, 1.0)
+            scale *= course.scales.get(dial, 1.0)
             value = course.values.get(dial, value)
         low, high = self.config.bounds(dial)
-        factor = min(max(factor, low), high)
+        factor = min(max(factor, low), high) * scale
         if value is not None:
             value = value * factor if dial != ENTROPY else min(value * factor, self._most_entropy)
             controls.request(self._request(dial, reason, value=value))

@@ -72,7 +72,9 @@ def _times(confirm: int) -> str:
 
 def _turn(turn: Turn) -> str:
     what = f"`{turn.dial}` "
-    if turn.factor is not None:
+    if turn.by_spread:
+        what += "by the spread of the scores"
+    elif turn.factor is not None:
         what += f"× {turn.factor:g}"
         what += "" if turn.from_zero is None else f" (from 0: {turn.from_zero:g})"
     else:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ppo_lightning.diagnostics.rules.learning import HELD_BACK, MISLEADING, TOO_SLOW
+from ppo_lightning.diagnostics.rules.learning import (
+    CATCHING_UP,
+    DIVERGING,
+    HELD_BACK,
+    TOO_SLOW,
+)
 from ppo_lightning.metrics import IterationStats
 
 
@@ -55,7 +60,9 @@ class Turn:
     Args:
         dial: Its name.
         factor: On what the dial is at; or
-        value: what it is set to.
+        value: what it is set to; or
+        by_spread: whether it is multiplied by the spread of the scores that training sees, so that
+            it means what it means for scores of spread 1.
         from_zero: What a dial that is at 0 is set to, where a factor would do nothing; of
             ``kl_coef`` in spreads of the scores per nat.
         iterations: How long one dose holds; None leaves it until the illness is over.
@@ -65,6 +72,7 @@ class Turn:
     dial: str
     factor: float | None = None
     value: float | None = None
+    by_spread: bool = False
     from_zero: float | None = None
     iterations: int | None = None
     form: str = ""
@@ -274,8 +282,10 @@ HANDBOOK: Mapping[str, Card] = {
             Remedy(key="critic_model", why="start it from the SFT or the reward model"),
         ),
         turns=(
-            Turn(dial="critic_lr_factor", factor=0.5),
-            Turn(dial="train_actor", value=0.0, iterations=4, form=MISLEADING),
+            Turn(dial="critic_lr_factor", factor=0.5, form=DIVERGING),
+            Turn(dial="critic_lr_factor", factor=2.0, form=CATCHING_UP),
+            Turn(dial="train_actor", value=0.0, iterations=4, form=CATCHING_UP),
+            Turn(dial="train_actor", value=0.0, iterations=4, form=DIVERGING),
         ),
         source=f"{_ANDRYCHOWICZ}; {_HUANG}; {_MEASURED}",
     ),
@@ -291,7 +301,7 @@ HANDBOOK: Mapping[str, Card] = {
             _RAISE_BETA,
         ),
         turns=(
-            Turn(dial="ent_coef", factor=2.0, from_zero=0.05),
+            Turn(dial="ent_coef", factor=2.0, from_zero=0.1),
             Turn(dial="kl_coef", factor=2.0, from_zero=0.05),
         ),
         source=_MEASURED,
@@ -371,6 +381,7 @@ HANDBOOK: Mapping[str, Card] = {
             ),
             Remedy(key="reward_processing.clip", value=10.0, why="bounds what is left"),
         ),
+        turns=(Turn(dial="kl_coef", by_spread=True),),
         source=f"{_ZHENG}; {_MEASURED}",
     ),
     "reward_outlier": Card(

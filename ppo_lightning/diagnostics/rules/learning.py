@@ -12,7 +12,7 @@ from ppo_lightning.diagnostics.rules.base import found, seen
 HELD_BACK, TOO_SLOW = "held back", "too slow"
 """Forms of a stall."""
 
-MISLEADING, BLIND = "misleading", "blind"
+CATCHING_UP, DIVERGING, BLIND = "catching up", "diverging", "blind"
 """Forms of a critic's failure."""
 
 
@@ -79,7 +79,8 @@ def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
     height = None if loss is None else seen("value_loss", loss, before=course.first("value_loss"))
     if now < 10 * limit or (now < limit and sum(value < limit for value in recent) >= 3):
         worse = seen("explained_variance", now, limit=limit, note="worse than a constant")
-        return found("ill", worse, height, form=MISLEADING)
+        falls = loss is not None and loss < 0.9 * (course.first("value_loss") or 0.0)
+        return found("ill", worse, height, form=CATCHING_UP if falls else DIVERGING)
     known = course.values("explained_variance")
     level = middle([abs(value) for value in known[-5:]])
     if level is None or len(known) <= limits.blind_after or level >= limits.dim_variance:

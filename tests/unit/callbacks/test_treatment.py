@@ -8,7 +8,13 @@ from ppo_lightning.callbacks import TreatmentConfig
 from ppo_lightning.callbacks.treatment import Treatment
 from ppo_lightning.configs import KLConfig, PPOConfig
 from ppo_lightning.diagnostics import Diagnosis, Evidence
-from ppo_lightning.diagnostics.rules.learning import HELD_BACK, MISLEADING, TOO_SLOW
+from ppo_lightning.diagnostics.rules.learning import (
+    BLIND,
+    CATCHING_UP,
+    DIVERGING,
+    HELD_BACK,
+    TOO_SLOW,
+)
 from ppo_lightning.modules.controls import Controls, Request, ppo_dials
 
 
@@ -57,7 +63,8 @@ def test_there_are_so_many_doses_and_then_it_is_exhausted():
         ("stalled", HELD_BACK, "kl_coef", {"max_kl_coef_factor": 5.0}, 0.02),
         ("update_too_large", "", "actor_lr_factor", {"min_actor_lr_factor": 0.04}, 0.04),
         ("stalled", TOO_SLOW, "actor_lr_factor", {"min_actor_lr_factor": 0.04}, 5.0),
-        ("critic_failure", "", "critic_lr_factor", {"min_critic_lr_factor": 0.3}, 0.3),
+        ("critic_failure", DIVERGING, "critic_lr_factor", {"min_critic_lr_factor": 0.3}, 0.3),
+        ("critic_failure", CATCHING_UP, "critic_lr_factor", {"min_critic_lr_factor": 0.25}, 2.0),
         ("entropy_collapse", "", "ent_coef", {"max_ent_coef": 0.08}, 0.08),
     ],
 )
@@ -73,6 +80,20 @@ def test_a_first_penalty_is_of_the_scores_spread():
     assert dials["kl_coef"] == pytest.approx(0.5 * 4)
 
 
+def test_a_penalty_for_scores_of_another_scale_is_scaled_once_and_beyond_the_bounds():
+    dials = controls()
+    treatment = Treatment("D", TreatmentConfig(max_kl_coef_factor=2.0, undo_after=4))
+    treat(dials, treatment, ill("reward_scale"), spread=1000.0)
+    assert dials["kl_coef"] == pytest.approx(100.0)
+    treat(dials, treatment, ill("reward_scale", 3), spread=500.0)
+    assert dials["kl_coef"] == pytest.approx(100.0)
+    treat(dials, treatment, ill("kl_runaway", 4))
+    assert dials["kl_coef"] == pytest.approx(200.0)
+    dials.iteration = 9
+    treatment.review(dials, [])
+    assert dials["kl_coef"] == 0.1
+
+
 def test_two_illnesses_share_a_dial():
     dials, treatment = controls(), Treatment("D", TreatmentConfig())
     treat(dials, treatment, ill("kl_runaway"), ill("entropy_collapse"))
@@ -81,14 +102,14 @@ def test_two_illnesses_share_a_dial():
 
 def test_the_actor_pauses_while_the_critic_learns():
     dials, treatment = controls(), Treatment("D", TreatmentConfig())
-    treat(dials, treatment, ill("critic_failure", 5, MISLEADING))
+    treat(dials, treatment, ill("critic_failure", 5, DIVERGING))
     assert dials["train_actor"] == 0
     dials.iteration = 9
     assert dials["train_actor"] == 0
     dials.iteration = 10
     assert dials["train_actor"] == 1
     blind = controls()
-    treat(blind, Treatment("D", TreatmentConfig()), ill("critic_failure", 5))
+    treat(blind, Treatment("D", TreatmentConfig()), ill("critic_failure", 5, BLIND))
     assert blind["train_actor"] == 1
 
 

@@ -15,7 +15,13 @@ from ppo_lightning.diagnostics import (
     Course,
     RuleLimits,
 )
-from ppo_lightning.diagnostics.rules.learning import BLIND, HELD_BACK, MISLEADING, TOO_SLOW
+from ppo_lightning.diagnostics.rules.learning import (
+    BLIND,
+    CATCHING_UP,
+    DIVERGING,
+    HELD_BACK,
+    TOO_SLOW,
+)
 from ppo_lightning.metrics import IterationStats
 from tests.helpers.courses import finding, gold, healthy, run
 
@@ -241,13 +247,18 @@ def test_a_pause_of_the_actor_is_no_stall():
 
 
 @pytest.mark.parametrize(("variance", "length", "form", "severity"), [
-    (-0.5, 4, MISLEADING, "ill"), (-9.0, 1, MISLEADING, "ill"), (0.001, 9, BLIND, "ill"),
+    (-0.5, 4, DIVERGING, "ill"), (-9.0, 1, DIVERGING, "ill"), (0.001, 9, BLIND, "ill"),
     (0.02, 9, BLIND, "watch"), (0.02, 16, BLIND, "ill"),
 ])  # fmt: skip
 def test_a_critic_misleads_or_is_blind(variance, length, form, severity):
     found = finding("critic_failure", run(length, explained_variance=variance))
     assert (found.form, found.severity) == (form, severity)
     assert finding("critic_failure", run(3, explained_variance=0.001)) is None
+
+
+def test_a_bad_start_that_is_being_mended_is_told_from_a_critic_that_diverges():
+    rows = run(5, explained_variance=-5.0, value_loss=lambda i: 90.0 / (i + 1))
+    assert finding("critic_failure", rows).form == CATCHING_UP
 
 
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(-1e3, 1e3)

@@ -64,7 +64,7 @@ def test_what_the_doctor_turns_is_a_dial():
     for card in HANDBOOK.values():
         for turn in card.turns:
             assert turn.dial in dials
-            assert (turn.factor is None) != (turn.value is None)
+            assert (turn.factor is not None) + (turn.value is not None) + turn.by_spread == 1
 
 
 def test_a_remedy_tells_its_figures():
