@@ -24,7 +24,7 @@ ifneq ("$(shell cat $(STAMP)-dev 2>/dev/null)","$(CURDIR)")
 STALE := FORCE
 endif
 
-.PHONY: help setup lint format test test-all mutate docs quickstart recipes stability clean FORCE
+.PHONY: help setup lint format test test-all mutate docs quickstart recipes stability diagnosis clean FORCE
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -61,6 +61,10 @@ recipes: $(STAMP)-recipes  ## SFT, reward model and PPO on real text, from raw d
 
 stability: setup  ## sabotage tiny runs, with and without what treats them
 	$(BIN)/python experiments/stability/run.py $(ARGS)
+
+diagnosis: setup  ## show tiny runs, healthy and ill, to the doctor
+	$(BIN)/python experiments/diagnosis/run.py $(ARGS)
+	$(BIN)/python experiments/diagnosis/table.py
 
 clean:  ## remove what the tools left, but no environment and no runs
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
