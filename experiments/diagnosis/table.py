@@ -40,8 +40,8 @@ def tables(results: Sequence[Result], rows: Path) -> Iterator[str]:
         results: Of ``run.py``.
         rows: Folder of the runs' rows.
     """
-    watched = [replayed(r, rows) for r in results if r.policy == "observe"]
-    known = [r for r in watched if r.seed < OTHER_SEED]
+    watched = [r for r in results if r.policy == "observe"]
+    known = [replayed(r, rows) for r in watched if r.seed < OTHER_SEED]
     yield from ("### Runs that the limits were chosen with", "", *confusion(known, rows), "")
     others = [r for r in watched if r.seed >= OTHER_SEED]
     yield from ("### Runs of the other world", "", *confusion(others, rows), "")

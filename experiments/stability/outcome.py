@@ -217,12 +217,13 @@ def build(
     """Build module and data of the plain setup with overlays."""
     settings = merged(overlays)
     reward: Reward = ProxyReward()
+    gold: Reward = GoldReward()
     for overlay in overlays:
-        reward = overlay.reward(reward)
+        reward, gold = overlay.reward(reward), overlay.gold(gold)
     module = PPOModule(
         policy=PolicyConfig(path=str(build_policy(folder / "policy", **settings["world"]))),
         rewards=[RewardTerm(name="proxy", component=reward)],
-        gold=GoldReward(),
+        gold=gold,
         critic_model=CriticConfig(**settings["critic_model"]),
         sampling=SamplingConfig(**settings["sampling"]),
         ppo=PPOConfig(**settings["ppo"]),

@@ -48,6 +48,7 @@ class Overlay:
         settings: Of the config sections, by section.
         callbacks: Makes callbacks.
         reward: Wraps the reward.
+        gold: Wraps the gold reward.
         context: Entered for the whole run.
         text: For the table.
     """
@@ -55,6 +56,7 @@ class Overlay:
     settings: Settings = field(default_factory=dict)
     callbacks: Callable[[], list[pl.Callback]] = list
     reward: Callable[[Reward], Reward] = lambda reward: reward
+    gold: Callable[[Reward], Reward] = lambda gold: gold
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     text: str = ""
 

@@ -14,6 +14,7 @@ from ppo_lightning.diagnostics.rules.learning import (
     HELD_BACK,
     TOO_SLOW,
 )
+from ppo_lightning.diagnostics.rules.numbers import SPREADING
 from ppo_lightning.metrics import IterationStats
 
 
@@ -357,7 +358,7 @@ HANDBOOK: Mapping[str, Card] = {
             Remedy(key="reward_processing.on_nonfinite", value="drop", why="and count the sample"),
             _LOWER_RATE,
         ),
-        turns=(Turn(dial="actor_lr_factor", factor=0.5),),
+        turns=(Turn(dial="actor_lr_factor", factor=0.5, form=SPREADING),),
         source=_MEASURED,
     ),
     "reward_nonfinite": Card(

@@ -19,7 +19,8 @@ class RuleLimits:
         skipped_share: Share of an iteration's steps that were skipped as not finite, for ``ill``;
             half of the steps are ``critical``.
         dropped_share: Share of the responses without a usable score, for ``ill``.
-        outlier_skew: |skew| of the scores of one buffer beyond which one of them is suspected.
+        outlier_skew: |skew| of the scores of one buffer beyond which one of them is suspected; for
+            n scores at most 0.7 √n, as one outlier makes no more than √n.
         outlier_factor: It is one if it lies so many running spreads (at the start so many
             interquantile ranges) from the running level.
         reward_spread: Spread of the scores that training sees, for ``watch``; four times it is

@@ -1,3 +1,3 @@
 """Reports on runs: reading their logs, and telling what is in them."""
 
-__all__: list[str] = []
+__all__ = []

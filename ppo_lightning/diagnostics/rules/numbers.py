@@ -9,6 +9,9 @@ from ppo_lightning.diagnostics.diagnosis import Finding
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
 
+SPREADING = "spreading"
+"""Form of numbers that are not finite where skipping a step was not the end of it."""
+
 _OF_THE_UPDATE = (
     *("policy_loss", "value_loss", "kl_old", "update_entropy"),
     *("grad_norm_actor", "grad_norm_critic", "grad_norm_actor_max", "grad_norm_critic_max"),
@@ -24,18 +27,20 @@ def nonfinite_update(course: Course, limits: RuleLimits) -> Finding | None:
     for name in names:
         value = getattr(now, name)
         if value is not None and not math.isfinite(value):
-            return found("critical", seen(name, value, note="it is not finite"))
+            return found("critical", seen(name, value, note="it is not finite"), form=SPREADING)
     if now.nonfinite_responses:
         share = now.nonfinite_responses / max(now.num_responses or now.nonfinite_responses, 1.0)
         severity = "critical" if share >= 0.5 else "ill"
         note = "responses of which a network gave a number that is not finite"
-        return found(severity, seen("nonfinite_responses", now.nonfinite_responses, note=note))
+        evidence = seen("nonfinite_responses", now.nonfinite_responses, note=note)
+        return found(severity, evidence, form=SPREADING)
     share = skipped / max(skipped + taken, 1.0)
     if not skipped:
         return None
     severity = "watch" if share < limits.skipped_share else "ill" if share < 0.5 else "critical"
     note = f"of {skipped + taken:.0f} steps"
-    return found(severity, seen("steps_skipped_nonfinite", skipped, note=note))
+    form = SPREADING if severity == "critical" else ""
+    return found(severity, seen("steps_skipped_nonfinite", skipped, note=note), form=form)
 
 
 def reward_nonfinite(course: Course, limits: RuleLimits) -> Finding | None:

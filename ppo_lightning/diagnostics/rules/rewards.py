@@ -37,7 +37,9 @@ def reward_outlier(course: Course, limits: RuleLimits) -> Finding | None:
     mean_of, std_of = course.score_fields
     low_of, high_of = mean_of.replace("mean", "min"), mean_of.replace("mean", "max")
     skew, low, high = course.value("raw_score_skew"), course.value(low_of), course.value(high_of)
-    if skew is None or abs(skew) <= limits.outlier_skew or low is None or high is None:
+    # One outlier among n scores makes a skew of about √n, however far off it is.
+    limit = min(limits.outlier_skew, 0.7 * math.sqrt(course.value("num_responses") or math.inf))
+    if skew is None or abs(skew) <= limit or low is None or high is None:
         return None
     level, spread = _usual_scores(course, mean_of, std_of)
     if level is None or not spread:
@@ -50,7 +52,7 @@ def reward_outlier(course: Course, limits: RuleLimits) -> Finding | None:
     return found(
         "ill",
         seen(name, farthest, note=note),
-        seen("raw_score_skew", skew, limit=limits.outlier_skew),
+        seen("raw_score_skew", skew, limit=limit),
     )
 
 

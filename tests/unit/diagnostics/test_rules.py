@@ -22,6 +22,7 @@ from ppo_lightning.diagnostics.rules.learning import (
     HELD_BACK,
     TOO_SLOW,
 )
+from ppo_lightning.diagnostics.rules.numbers import SPREADING
 from ppo_lightning.metrics import IterationStats
 from tests.helpers.courses import finding, gold, healthy, run
 
@@ -115,6 +116,22 @@ def test_an_outlier_is_seen_with_and_without_a_past(at):
     assert found.evidence[0].now == 1e6
     rows[-1] = replace(rows[-1], raw_score_max=9.0)  # a skew alone is none
     assert finding("reward_outlier", rows) is None
+
+
+def test_few_scores_cannot_be_very_skewed():
+    odd = {"raw_score_skew": 5.3, "raw_score_max": 1e6}
+    rows = [*run(6), healthy(6, num_responses=32.0, **odd)]
+    assert finding("reward_outlier", rows) is not None
+    assert finding("reward_outlier", [*run(6), healthy(6, num_responses=128.0, **odd)]) is None
+    assert finding("reward_outlier", [*run(6), healthy(6, num_responses=None, **odd)]) is None
+
+
+@pytest.mark.parametrize(("changes", "form"), [
+    ({SKIPPED: 2.0}, ""), ({SKIPPED: 8.0, "steps_taken": 0.0}, SPREADING),
+    ({"policy_loss": math.nan}, SPREADING), ({"nonfinite_responses": 3.0}, SPREADING),
+])  # fmt: skip
+def test_a_step_that_was_skipped_is_told_from_numbers_that_spread(changes, form):
+    assert finding("nonfinite_update", run(3, **changes)).form == form
 
 
 def longer(i):
