@@ -22,7 +22,7 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.diagnosis.scenarios import CASES, OTHER_LENGTH, OTHER_WORLD, Case
+from experiments.diagnosis.scenarios import CASES, OTHER_LENGTH, OTHER_WORLDS, Case
 from experiments.stability.outcome import LAST, Fitted, fit, quiet
 from experiments.stability.overlay import Overlay
 from ppo_lightning.callbacks import CheckpointRollback, Doctor
@@ -33,7 +33,7 @@ ITERATIONS = 40
 HEALTHY_SEEDS = 10
 GOES_BACK_ON = ["nonfinite_update", "policy_collapse", "entropy_collapse"]
 OTHER_SEED = 100
-"""From which on runs are of the other world."""
+"""From which on runs are of other worlds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def run(name: str, policy: str, seed: int, folder: Path, iterations: int = ITERA
     overlays = [case.overlay, Overlay(callbacks=lambda: callbacks)]  # type: ignore[arg-type,return-value]
     if seed >= OTHER_SEED:
         longer = [OTHER_LENGTH] if name == "length" else []
-        overlays = [OTHER_WORLD, *overlays, *longer]
+        overlays = [OTHER_WORLDS[seed // 100], *overlays, *longer]
     with tempfile.TemporaryDirectory() as place:
         made = fit(Path(place), overlays, seed=seed, iterations=iterations)
     rows = as_jsonl(finite(stats.to_log()) for stats in made.stats)
@@ -154,7 +154,8 @@ def planned(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
             yield from ((name, policy, seed) for policy in given.policies)
         if not given.seeds:
             others = range(6) if healthy else [6 + number]
-            yield from ((name, "observe", OTHER_SEED + other) for other in others)
+            for world in OTHER_WORLDS:
+                yield from ((name, "observe", 100 * world + other) for other in others)
 
 
 def main() -> None:

@@ -117,17 +117,31 @@ CASES: Mapping[str, Case] = {
 }
 """By name; the healthy one first."""
 
-OTHER_WORLD = Overlay(
-    settings={
-        "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64},
-        "sampling": {"max_new_tokens": 9},
-        "buffer": {"num_prompts": 64, "num_minibatches": 2},
-        "kl": {"coef": 0.8},
-        "actor": {"lr": 1e-3},
-        "critic": {"lr": 2e-3},
-    }
-)
-"""Another size, longer answers and a smaller buffer: runs that no threshold was looked at with."""
+OTHER_WORLDS: Mapping[int, Overlay] = {
+    1: Overlay(
+        settings={
+            "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64},
+            "sampling": {"max_new_tokens": 9},
+            "buffer": {"num_prompts": 64, "num_minibatches": 2},
+            "kl": {"coef": 0.8},
+            "actor": {"lr": 1e-3},
+            "critic": {"lr": 2e-3},
+        }
+    ),
+    2: Overlay(
+        settings={
+            "world": {"hidden_size": 40, "intermediate_size": 40},
+            "sampling": {"max_new_tokens": 7},
+            "buffer": {"num_prompts": 80, "num_minibatches": 2},
+            "ppo": {"num_update_epochs": 3},
+            "kl": {"coef": 0.6},
+            "actor": {"lr": 1.5e-3},
+            "critic": {"lr": 4e-3},
+        }
+    ),
+}
+"""Other sizes, lengths, buffers and rates, by the hundreds of the seeds: runs that no limit was
+chosen with when they were made."""
 
 OTHER_LENGTH = Overlay(settings={"sampling": ENDING | {"max_new_tokens": 24}})
 """On top of it where answers must be able to end."""

@@ -17,7 +17,7 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.diagnosis.run import OTHER_SEED, Result, read
-from experiments.diagnosis.scenarios import CASES
+from experiments.diagnosis.scenarios import CASES, OTHER_WORLDS
 from ppo_lightning.diagnostics import RULES, Examiner, Rule
 from ppo_lightning.io import write_text_atomic
 from ppo_lightning.metrics import IterationStats
@@ -43,8 +43,9 @@ def tables(results: Sequence[Result], rows: Path) -> Iterator[str]:
     watched = [r for r in results if r.policy == "observe"]
     known = [replayed(r, rows) for r in watched if r.seed < OTHER_SEED]
     yield from ("### Runs that the limits were chosen with", "", *confusion(known, rows), "")
-    others = [r for r in watched if r.seed >= OTHER_SEED]
-    yield from ("### Runs of the other world", "", *confusion(others, rows), "")
+    for world in OTHER_WORLDS:
+        others = [r for r in watched if r.seed // 100 == world]
+        yield from (f"### Runs of world {world}", "", *confusion(others, rows), "")
     yield from ("### Treated and untreated", "", *treatment(results), "")
     yield from ("### Without the rule", "", *left_out(watched, rows))
 

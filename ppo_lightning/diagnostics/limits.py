@@ -109,8 +109,8 @@ class RuleLimits:
     still_kl: float = 0.2
     still_kl_per_token: float = 0.002
     explained_variance: float = 0.3
-    blind_variance: float = 0.005
-    dim_variance: float = 0.03
+    blind_variance: float = 0.0005
+    dim_variance: float = 0.01
     blind_after: int = 7
     swing: float = 0.7
     waiting_share: float = 0.4
