@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cmp_to_key
 from typing import Any
 
 from ppo_lightning.diagnostics.course import Course, is_trained, keep
@@ -15,7 +16,7 @@ from ppo_lightning.metrics import IterationStats
 CLEAR_AFTER = 4
 """Iterations without a sign that end an episode."""
 
-TOGETHER = 2
+TOGETHER = 1
 """Iterations between the first signs of two illnesses that count as having come together."""
 
 
@@ -178,14 +179,19 @@ def _take_in(episode: Episode, rule: Rule, finding: Finding, iteration: int) -> 
 def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Diagnosis]:
     """Order illnesses, the leading one first, and tell companions as such.
 
-    Of two that account for each other the one that showed first leads; of two that showed together
-    the one that is a cause more often.
+    A confirmed illness leads unless another that leads accounts for it. Of two that account for
+    each other the one that showed first leads; of two that showed together the one that is a cause
+    more often.
 
     Args:
         episodes: At most one of each illness.
         order: Place of an illness among the rules.
     """
-    found = [_diagnosis(episode, _cause(episode, episodes, order)) for episode in episodes]
+    leaders = _leaders([e for e in episodes if e.severity != "watch"], order)
+    found = []
+    for episode in episodes:
+        causes = [c for c in leaders if c is not episode and _accounts_for(c, episode)]
+        found.append(_diagnosis(episode, causes[0].illness if causes else None))
     return sorted(found, key=lambda d: (-rank_of(d.severity), order(d.illness), d.since))
 
 
@@ -201,21 +207,21 @@ def _diagnosis(episode: Episode, cause: str | None) -> Diagnosis:
     )
 
 
-def _cause(
-    episode: Episode, episodes: Sequence[Episode], order: Callable[[str], int]
-) -> str | None:
-    """Return the illness that accounts for this one, if there is one that is confirmed."""
-    for other in episodes:
-        if other.severity == "watch" or episode.illness not in COMPANIONS.get(other.illness, ()):
-            continue
-        mutual = other.illness in COMPANIONS.get(episode.illness, ())
-        if not mutual or episode.severity == "watch" or _leads(other, episode, order):
-            return other.illness
-    return None
+def _leaders(confirmed: Sequence[Episode], order: Callable[[str], int]) -> list[Episode]:
+    """Return the illnesses that no other leading one accounts for, causes first."""
+
+    def earlier(first: Episode, second: Episode) -> int:
+        if abs(first.since - second.since) > TOGETHER:
+            return first.since - second.since
+        return order(first.illness) - order(second.illness)
+
+    leaders: list[Episode] = []
+    for episode in sorted(confirmed, key=cmp_to_key(earlier)):
+        if not any(_accounts_for(leader, episode) for leader in leaders):
+            leaders = [leader for leader in leaders if not _accounts_for(episode, leader)]
+            leaders.append(episode)
+    return sorted(leaders, key=lambda episode: order(episode.illness))
 
 
-def _leads(first: Episode, second: Episode, order: Callable[[str], int]) -> bool:
-    """Whether the first of two that account for each other is the cause."""
-    if abs(first.since - second.since) > TOGETHER:
-        return first.since < second.since
-    return order(first.illness) < order(second.illness)
+def _accounts_for(cause: Episode, episode: Episode) -> bool:
+    return episode.illness in COMPANIONS.get(cause.illness, ())

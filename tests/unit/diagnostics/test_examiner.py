@@ -102,8 +102,8 @@ def test_what_an_illness_accounts_for_is_its_companion():
     [
         (0, 3, "no_reward_signal"),
         (3, 0, "critic_failure"),
-        (0, 2, "no_reward_signal"),
-        (2, 0, "no_reward_signal"),  # together: causes come first among the rules
+        (0, 1, "no_reward_signal"),
+        (1, 0, "no_reward_signal"),  # together: causes come first among the rules
     ],
 )
 def test_of_two_that_account_for_each_other_the_earlier_leads(signal, critic, leading):
@@ -112,6 +112,20 @@ def test_of_two_that_account_for_each_other_the_earlier_leads(signal, critic, le
     first, second = examiner.diagnoses()
     assert first.illness == leading
     assert second.companion_of == leading
+
+
+def test_in_a_circle_of_illnesses_one_leads():
+    names = {"over_optimisation": 0, "entropy_collapse": 5, "reward_hacking": 10}
+    examiner = Examiner(
+        [Scripted(name, ills(*range(at, 12)), confirm=1) for name, at in names.items()]
+    )
+    told(examiner, range(12))
+    found = {d.illness: d.companion_of for d in examiner.diagnoses()}
+    assert found == {
+        "reward_hacking": None,
+        "over_optimisation": "reward_hacking",
+        "entropy_collapse": "reward_hacking",
+    }
 
 
 def test_what_is_only_watched_has_no_companions():
