@@ -28,6 +28,7 @@ class Remedy:
         factor: What its value is multiplied by; or
         value: what it is set to.
         why: What it does.
+        from_zero: What to begin with where the value is 0, and a factor would do nothing.
         field: Field of ``IterationStats`` that holds the value in force, for figures.
     """
 
@@ -35,12 +36,15 @@ class Remedy:
     why: str
     factor: float | None = None
     value: float | str | None = None
+    from_zero: float | None = None
     field: str | None = None
 
     def text(self, now: IterationStats | None = None) -> str:
         """Say what to do, with the value in force if it is known."""
         current = None if now is None or self.field is None else getattr(now, self.field)
         what = f"`{self.key}`"
+        if current == 0 and self.from_zero is not None:
+            return f"{what} 0 → {self.from_zero:g}: {self.why}"
         if self.value is not None:
             what += (
                 f" {_number(current)} → {_number(self.value)}"
@@ -119,7 +123,11 @@ _LOWER_RATE = Remedy(
     key="actor.lr", factor=0.1, field="lr_actor", why="the step is too large for this model"
 )
 _RAISE_BETA = Remedy(
-    key="kl.coef", factor=4.0, field="kl_coef", why="a stronger pull towards the reference"
+    key="kl.coef",
+    factor=4.0,
+    from_zero=0.05,
+    field="kl_coef",
+    why="a stronger pull towards the reference",
 )
 _NARROW = Remedy(
     key="ppo.clip_range", factor=0.5, field="clip_range", why="less movement in one update"

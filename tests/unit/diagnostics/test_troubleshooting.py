@@ -71,6 +71,9 @@ def test_a_remedy_tells_its_figures():
     remedy = Remedy(key="kl.coef", factor=4.0, field="kl_coef", why="pull")
     assert remedy.text(healthy(0)) == "`kl.coef` 0.1 → 0.4: pull"
     assert remedy.text() == "`kl.coef` × 4: pull"
+    unpenalised = Remedy(key="kl.coef", factor=4.0, from_zero=0.05, field="kl_coef", why="pull")
+    assert unpenalised.text(healthy(0, kl_coef=0.0)) == "`kl.coef` 0 → 0.05: pull"
+    assert unpenalised.text(healthy(0)) == "`kl.coef` 0.1 → 0.4: pull"
     assert Remedy(key="actor.lr", factor=0.1, why="x").text() == "`actor.lr` ÷ 10: x"
     assert Remedy(key="ppo.target_kl", value=0.02, why="x").text() == "`ppo.target_kl`: 0.02: x"
     epochs = Remedy(key="e", value=2.0, field="epochs_done", why="x")
