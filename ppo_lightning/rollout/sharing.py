@@ -36,7 +36,7 @@ def rows_of_all_replicas(experience: Experience) -> Experience:
     device = experience.indices.device
     parts = gather_objects([experience.to("cpu")])
     sequences = _joined([part.sequences for part in parts])
-    whole = replace(_joined(parts), sequences=sequences)
+    whole: Experience = replace(_joined(parts), sequences=sequences)
     return whole.select(whole.indices.argsort()).to(device)
 
 
@@ -78,7 +78,7 @@ def share_of(
     Returns:
         ``[M]`` long, in the order of ``rows``.
     """
-    groups = list(rows.split(together))
+    groups = torch.split(rows, together)
     costs = [float(lengths[group].sum()) + 1 for group in groups]
     mine = [groups[i] for i in balanced_shares(costs, owners)[owner]]
     return torch.cat(mine) if mine else rows[:0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ppo_lightning.diagnostics.course import Course
-from ppo_lightning.diagnostics.diagnosis import Finding
+from ppo_lightning.diagnostics.diagnosis import Finding, Severity
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
 
@@ -30,14 +30,14 @@ def nonfinite_update(course: Course, limits: RuleLimits) -> Finding | None:
             return found("critical", seen(name, value, note="it is not finite"), form=SPREADING)
     if now.nonfinite_responses:
         share = now.nonfinite_responses / max(now.num_responses or now.nonfinite_responses, 1.0)
-        severity = "critical" if share >= 0.5 else "ill"
+        severity = _by_share(share, 0.0)
         note = "responses of which a network gave a number that is not finite"
         evidence = seen("nonfinite_responses", now.nonfinite_responses, note=note)
         return found(severity, evidence, form=SPREADING)
     share = skipped / max(skipped + taken, 1.0)
     if not skipped:
         return None
-    severity = "watch" if share < limits.skipped_share else "ill" if share < 0.5 else "critical"
+    severity = _by_share(share, limits.skipped_share)
     note = f"of {skipped + taken:.0f} steps"
     form = SPREADING if severity == "critical" else ""
     return found(severity, seen("steps_skipped_nonfinite", skipped, note=note), form=form)
@@ -52,6 +52,11 @@ def reward_nonfinite(course: Course, limits: RuleLimits) -> Finding | None:
         return None
     sampled = max(now.num_responses or 0.0, dropped)
     share = dropped / sampled
-    severity = "watch" if share < limits.dropped_share else "ill" if share < 0.5 else "critical"
+    severity = _by_share(share, limits.dropped_share)
     note = f"of {sampled:.0f} responses, for their scores"
     return found(severity, seen("dropped_responses", dropped, note=note))
+
+
+def _by_share(share: float, ill: float) -> Severity:
+    """Severity of a fault by the share that has it; of half it is critical."""
+    return "critical" if share >= 0.5 else "ill" if share >= ill else "watch"

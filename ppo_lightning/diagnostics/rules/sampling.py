@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppo_lightning.diagnostics.course import Course
-from ppo_lightning.diagnostics.diagnosis import Finding
+from ppo_lightning.diagnostics.diagnosis import Finding, Severity
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
 
@@ -40,7 +40,7 @@ def sampling_mismatch(course: Course, limits: RuleLimits) -> Finding | None:
         return found("ill", seen("first_ratio_error", ratio, limit=limits.ratio_error, note=note))
     if mismatch is None or mismatch <= limits.mismatch:
         return None
-    severity = "ill" if mismatch > 4 * limits.mismatch else "watch"
+    severity: Severity = "ill" if mismatch > 4 * limits.mismatch else "watch"
     return found(severity, seen("sampler_mismatch", mismatch, limit=limits.mismatch))
 
 
@@ -49,5 +49,5 @@ def rank_trouble(course: Course, limits: RuleLimits) -> Finding | None:
     waiting = course.level("waiting_share")
     if waiting is None or waiting <= limits.waiting_share or len(course.rows) < 4:
         return None
-    severity = "ill" if waiting > 2 * limits.waiting_share else "watch"
+    severity: Severity = "ill" if waiting > 2 * limits.waiting_share else "watch"
     return found(severity, seen("waiting_share", waiting, limit=limits.waiting_share))
