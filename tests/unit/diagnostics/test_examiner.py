@@ -168,6 +168,7 @@ def test_what_was_undone_is_forgotten():
     examiner.undo_after(3)
     assert [d.illness for d in examiner.diagnoses()] == ["early"]
     assert [row.iteration for row in examiner._rows] == [0, 1, 2, 3]
+    assert examiner._trained == 4
     examiner.undo_after(9)  # nothing is
     assert len(examiner._rows) == 4
 

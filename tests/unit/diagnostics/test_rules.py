@@ -249,6 +249,7 @@ def test_a_policy_that_moves_for_nothing_has_no_signal():
 
 @pytest.mark.parametrize(("changes", "form", "severity"), [
     ({"kl_ref": 0.05, "kl_old": 0.004}, HELD_BACK, "ill"),
+    ({"kl_ref": 0.7, "kl_coef": 40.0}, HELD_BACK, "ill"),
     ({"kl_ref": 1e-4, "kl_old": 1e-9, "clip_fraction": 0.0}, TOO_SLOW, "ill"),
     ({"kl_ref": 0.1, "kl_old": 1e-6}, TOO_SLOW, "watch"),
 ])  # fmt: skip
