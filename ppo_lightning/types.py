@@ -65,6 +65,7 @@ class PromptRecord:
         messages: The turns of a chat, or None for a plain string.
         metadata: The record's other fields, handed to the reward components.
         origin: Where it was read (``prompts.jsonl:17``), for messages about it.
+        group: Name of the part of a mixture that it was drawn from; empty without one.
     """
 
     prompt: str
@@ -72,6 +73,7 @@ class PromptRecord:
     messages: tuple[Message, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

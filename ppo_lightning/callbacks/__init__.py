@@ -23,6 +23,7 @@ from ppo_lightning.callbacks.throughput import StageTime, Throughput, stage_tabl
 from ppo_lightning.callbacks.treatment import TreatmentConfig
 from ppo_lightning.callbacks.value_warmup import ValueWarmup
 from ppo_lightning.modules.export_model import ExportModel
+from ppo_lightning.modules.histogram_file import HistogramFile
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
 from ppo_lightning.modules.score_report import ScoreReport
 from ppo_lightning.modules.watchdog import Watchdog
@@ -40,6 +41,7 @@ __all__ = [
     "EntropyTarget",
     "ExportModel",
     "GoldEarlyStopping",
+    "HistogramFile",
     "IterationProfiler",
     "MaxKL",
     "MetricsFile",

@@ -32,6 +32,12 @@ from ppo_lightning.functional.groups import (
     in_flat_group,
     leave_one_out,
 )
+from ppo_lightning.functional.histograms import (
+    Histogram,
+    histogram,
+    sums_by_position,
+    whole_histogram,
+)
 from ppo_lightning.functional.importance import ImportanceTerms, truncated_importance_weights
 from ppo_lightning.functional.kl import KLEstimator, full_kl, kl_estimate, kl_loss_per_token
 from ppo_lightning.functional.logprobs import (
@@ -122,6 +128,7 @@ from ppo_lightning.functional.stats import (
 )
 
 __all__ = [
+    "Histogram",
     "ImportanceTerms",
     "KLEstimator",
     "KLPlacement",
@@ -171,6 +178,7 @@ __all__ = [
     "group_spread",
     "group_zscore",
     "hash_uniform",
+    "histogram",
     "identity",
     "in_flat_group",
     "inverse_cdf_sample",
@@ -215,12 +223,14 @@ __all__ = [
     "shifted_logprobs",
     "slope",
     "spread_over",
+    "sums_by_position",
     "token_logprobs",
     "token_rewards",
     "truncated_importance_weights",
     "upcast",
     "value_loss_per_token",
     "whiten",
+    "whole_histogram",
     "wilson_interval",
     "window_trend",
     "zscore",

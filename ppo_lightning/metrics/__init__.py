@@ -1,6 +1,11 @@
 """What is measured: the one table of names, the totals behind it, and the file it goes to."""
 
 from ppo_lightning.metrics.accumulators import Sums, deviation, quotient
+from ppo_lightning.metrics.histograms import (
+    BufferHistograms,
+    HistogramWriter,
+    read_histograms,
+)
 from ppo_lightning.metrics.resources import RunStats, TimeStats
 from ppo_lightning.metrics.reward_model import RewardModelStats
 from ppo_lightning.metrics.rollout import ComponentStats, RolloutStats
@@ -13,6 +18,7 @@ from ppo_lightning.metrics.schema import (
     section_specs,
 )
 from ppo_lightning.metrics.sft import SFTStats
+from ppo_lightning.metrics.slices import MOST_GROUPS, POSITIONS, GroupStats, PositionStats
 from ppo_lightning.metrics.staleness import StalenessStats
 from ppo_lightning.metrics.stats import IterationStats
 from ppo_lightning.metrics.supervised import STEP, StepStats
@@ -21,13 +27,19 @@ from ppo_lightning.metrics.validation import AnswerStats
 from ppo_lightning.metrics.writer import MetricsWriter, read_metrics, read_step_metrics
 
 __all__ = [
+    "MOST_GROUPS",
+    "POSITIONS",
     "SCHEMA_VERSION",
     "STEP",
     "AnswerStats",
+    "BufferHistograms",
     "ComponentStats",
+    "GroupStats",
+    "HistogramWriter",
     "IterationStats",
     "MetricSpec",
     "MetricsWriter",
+    "PositionStats",
     "RewardModelStats",
     "RolloutStats",
     "RunStats",
@@ -42,6 +54,7 @@ __all__ = [
     "metric",
     "metric_specs",
     "quotient",
+    "read_histograms",
     "read_metrics",
     "read_step_metrics",
     "section_specs",

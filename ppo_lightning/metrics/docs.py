@@ -12,10 +12,12 @@ from ppo_lightning.metrics.schema import (
     SCHEMA_VERSION,
     MetricSpec,
     Range,
+    SectionSpec,
     metric_specs,
     section_specs,
 )
 from ppo_lightning.metrics.sft import SFTStats
+from ppo_lightning.metrics.slices import MOST_GROUPS, POSITIONS
 from ppo_lightning.metrics.staleness import StalenessStats
 from ppo_lightning.metrics.stats import ITERATION, IterationStats
 from ppo_lightning.metrics.supervised import STEP, StepStats
@@ -53,6 +55,16 @@ below, whose numbers stand beside those that both have.
 
 """
 
+_NAMES = {
+    "components": "`<name>` is that of the reward component.",
+    "entropy_at": "`<name>` tells the places in the response, counted from 0: "
+    f"`{'`, `'.join(POSITIONS[:5])}` and on, each bin twice as wide as the last, up to "
+    f"`{POSITIONS[-1]}`. Tokens of others between the policy's own count as places.",
+    "groups": "`<name>` is that of the part of `MixturePrompts` that the prompt was drawn from, "
+    "with `_` in the place of what is not a letter, a digit or one of `_.-`; the "
+    f"{MOST_GROUPS} with the most responses. There are none without a mixture.",
+}
+
 _HEADER = """\
 | name | field | unit | aggregation | what it is | healthy |
 | --- | --- | --- | --- | --- | --- |
@@ -71,10 +83,7 @@ def metrics_markdown() -> str:
     ):
         parts.append(_table(title, metric_specs(record)))
     sections = section_specs(IterationStats)
-    components = sections["components"]
-    parts.insert(
-        2, _table(components.title, metric_specs(components.record), "rollout/reward/<name>/")
-    )
+    parts[2:2] = [_mapping(field, s) for field, s in sections.items() if s.is_mapping]
     answers = [(field, s) for field, s in sections.items() if s.record is AnswerStats]
     prefixes = ", ".join(f"`{s.prefix}/` (`{field}`)" for field, s in answers)
     table = _table("Validation", metric_specs(AnswerStats), "val/<answers>/")
@@ -82,6 +91,13 @@ def metrics_markdown() -> str:
     parts.append(_SUPERVISED + _table("Both", metric_specs(StepStats), level=3))
     parts += [_table(f"`{r.__name__}`", _own(r), level=3) for r in (SFTStats, RewardModelStats)]
     return "\n".join(parts)
+
+
+def _mapping(field: str, spec: SectionSpec) -> str:
+    """Table of a section of which there may be several, by name."""
+    prefix = spec.prefix.format(name="<name>")
+    table = _table(spec.title, metric_specs(spec.record), f"{prefix}/")
+    return f"{table}\n{_NAMES[field]} Callbacks: `stats.{field}`, by name.\n"
 
 
 def _own(record: type[StepStats]) -> dict[str, MetricSpec]:

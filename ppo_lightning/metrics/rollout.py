@@ -162,6 +162,14 @@ class RolloutStats:
         "correlation of the raw score with the response's length in tokens",
         note="high from the start, and the length growing with the score: length exploitation",
     )
+    score_repetition_correlation: float | None = metric(
+        "rollout/score_repetition_correlation",
+        "1",
+        "all responses together",
+        "correlation of the raw score with the response's share of repeated bigrams",
+        note="clearly above 0 the reward pays for repetition; not measured where all scores or all "
+        "shares are equal",
+    )
     score_clipped_share: float | None = metric(
         "rollout/score_clipped_share",
         "share",
@@ -203,6 +211,22 @@ class RolloutStats:
         "entropy of the whole next-token distribution at the sampling temperature",
         note="falls somewhat: healthy runs kept 59 % of the start; half of it is an alarm",
     )
+    entropy_start: float | None = metric(
+        "rollout/entropy_start",
+        "nats per token",
+        "state",
+        "that entropy in the first buffer, which the weights wrote that the run began with",
+        note="the entropy of the SFT model where the policy starts as it, else of what it starts "
+        "as; kept over a resume",
+    )
+    entropy_relative: float | None = metric(
+        "rollout/entropy_relative",
+        "share",
+        "ratio of totals",
+        "`rollout/entropy` divided by `rollout/entropy_start`",
+        healthy=(0.5, None),
+        note="on the responses of now and of then, not on the same ones",
+    )
     sampled_nll: float | None = metric(
         "rollout/sampled_nll",
         "nats per token",
@@ -215,6 +239,15 @@ class RolloutStats:
         "mean over tokens",
         "|log-probability by the sampler − by the trainer's own forward pass|",
         healthy=(0.0, 0.005),
+    )
+    behaviour_kl: float | None = metric(
+        "rollout/behaviour_kl",
+        "nats per token",
+        "mean over tokens",
+        "KL(sampler‖trainer): log-probability by the sampler − by the trainer's own forward pass",
+        healthy=(-0.005, 0.005),
+        note="far below `rollout/sampler_mismatch` that one is rounding; as large, the sampler is "
+        "another policy; clearly below 0 the tokens are not drawn from what the sampler says",
     )
     response_length_mean: float | None = metric(
         "rollout/response_length_mean",

@@ -73,6 +73,11 @@ class SectionSpec:
     record: type
     title: str
 
+    @property
+    def is_mapping(self) -> bool:
+        """Whether there may be several, by name."""
+        return "{name}" in self.prefix
+
 
 def metric(
     name: str,

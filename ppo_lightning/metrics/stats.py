@@ -8,13 +8,13 @@ from typing import Any
 
 from ppo_lightning.metrics.resources import RunStats, TimeStats
 from ppo_lightning.metrics.rollout import ComponentStats, RolloutStats
-from ppo_lightning.metrics.schema import metric_specs, section, section_specs
+from ppo_lightning.metrics.schema import SectionSpec, metric_specs, section, section_specs
+from ppo_lightning.metrics.slices import GroupStats, PositionStats
 from ppo_lightning.metrics.staleness import StalenessStats
 from ppo_lightning.metrics.update import UpdateStats
 from ppo_lightning.metrics.validation import AnswerStats
 
 ITERATION = metric_specs(RunStats)["iteration"].name
-_COMPONENT_PREFIX = "rollout/reward/{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,8 @@ class IterationStats(RolloutStats, StalenessStats, UpdateStats, TimeStats, RunSt
 
     Args:
         components: Reward components by name.
+        entropy_at: Entropy by the places in a response, see ``POSITIONS``.
+        groups: Parts of a mixture of prompts, by name; those with the most responses.
         val_greedy: Held-out prompts answered with the likeliest tokens.
         val_sampled: Held-out prompts answered by sampling.
         val_reference: Held-out prompts answered by the reference.
@@ -33,7 +35,15 @@ class IterationStats(RolloutStats, StalenessStats, UpdateStats, TimeStats, RunSt
 
     components: Mapping[str, ComponentStats] = field(
         default_factory=dict,
-        metadata=section(_COMPONENT_PREFIX, ComponentStats, "Each reward component"),
+        metadata=section("rollout/reward/{name}", ComponentStats, "Each reward component"),
+    )
+    entropy_at: Mapping[str, PositionStats] = field(
+        default_factory=dict,
+        metadata=section("rollout/entropy_at/{name}", PositionStats, "By place in the response"),
+    )
+    groups: Mapping[str, GroupStats] = field(
+        default_factory=dict,
+        metadata=section("rollout/group/{name}", GroupStats, "By group of prompts"),
     )
     val_greedy: AnswerStats | None = field(
         default=None, metadata=section("val/greedy", AnswerStats, "Validation, greedy")
@@ -63,12 +73,11 @@ class IterationStats(RolloutStats, StalenessStats, UpdateStats, TimeStats, RunSt
             KeyError: The number of the iteration is missing.
         """
         found: dict[str, Any] = {
-            attribute: _read(spec.record, spec.prefix, row)
+            attribute: _read_all(spec, row) if spec.is_mapping else _read(spec, spec.prefix, row)
             for attribute, spec in section_specs(cls).items()
-            if attribute != "components"
         }
         numbers = _fields(cls, row) | {"iteration": int(row[ITERATION])}
-        return cls(components=_components(row), **numbers, **found)
+        return cls(**numbers, **found)
 
     def _sections(self) -> Iterator[tuple[str, Any]]:
         for attribute, spec in section_specs(type(self)).items():
@@ -93,15 +102,16 @@ def _fields(record: type, row: Mapping[str, float], prefix: str = "") -> dict[st
     return {key: row[name] for key, name in names.items() if name in row}
 
 
-def _read(record: type, prefix: str, row: Mapping[str, float]) -> Any:
-    found = _fields(record, row, f"{prefix}/")
-    return record(**found) if found else None
+def _read(spec: SectionSpec, prefix: str, row: Mapping[str, float]) -> Any:
+    found = _fields(spec.record, row, f"{prefix}/")
+    return spec.record(**found) if found else None
 
 
-def _components(row: Mapping[str, float]) -> dict[str, ComponentStats]:
-    head = _COMPONENT_PREFIX.format(name="")
+def _read_all(spec: SectionSpec, row: Mapping[str, float]) -> dict[str, Any]:
+    """Return the records of a mapping of which ``row`` holds a metric, by their keys."""
+    head = spec.prefix.format(name="")
     names = dict.fromkeys(
         key.removeprefix(head).rpartition("/")[0] for key in row if key.startswith(head)
     )
-    read = {name: _read(ComponentStats, f"{head}{name}", row) for name in names}
+    read = {name: _read(spec, f"{head}{name}", row) for name in names}
     return {name: stats for name, stats in read.items() if stats is not None}

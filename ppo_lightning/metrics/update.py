@@ -98,6 +98,18 @@ class UpdateStats:
         healthy=(0.0, 0.12),
         note="0.2 is an alarm; about 0 with a flat score means that nothing is learned",
     )
+    clip_fraction_positive: float | None = metric(
+        "update/clip_fraction_positive",
+        "share",
+        "mean over tokens",
+        "the same among tokens whose advantage is above 0",
+    )
+    clip_fraction_negative: float | None = metric(
+        "update/clip_fraction_negative",
+        "share",
+        "mean over tokens",
+        "the same among tokens whose advantage is below 0",
+    )
     clip_active_fraction: float | None = metric(
         "update/clip_active_fraction",
         "share",
@@ -131,6 +143,13 @@ class UpdateStats:
         "largest",
         "probability ratio new/old",
         note="a poor alarm: healthy runs reached 22",
+    )
+    ratio_beyond_2: float | None = metric(
+        "update/ratio_beyond_2",
+        "share",
+        "mean over tokens",
+        "tokens whose probability more than doubled or fell below half: ratio above 2 or below ½",
+        note="the tail that `update/ratio_max` sees one token of",
     )
     log_ratio_clamped: float | None = metric(
         "update/log_ratio_clamped",

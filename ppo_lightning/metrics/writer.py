@@ -25,19 +25,15 @@ _CHANGES = "changes"
 _Stats = TypeVar("_Stats", bound=StepStats)
 
 
-class MetricsWriter:
-    """Append the records of a run to ``metrics.jsonl``; used by one process of the run.
+class RowWriter:
+    """Append rows to a JSONL file of a run; used by one process of the run.
 
-    The first line is a header with the version of the schema. JSON knows no NaN or infinity: such
-    a value is written as null, and its name stands in the row's list ``nonfinite``. Iterations only
-    go up. A new run does not write into the file of an earlier one, which is kept as
-    ``metrics.1.jsonl`` (or the next free number); a resumed run goes on in it, see ``resume``.
-
-    Records of supervised runs stand on their optimiser step, and may share it: a validation has a
-    row of its own.
+    The first line is a header with the version of the schema. A new run does not write into the
+    file of an earlier one, which is kept as ``metrics.1.jsonl`` (or the next free number); a
+    resumed run goes on in it, see ``resume``.
 
     Args:
-        path: The file; made at the first record.
+        path: The file; made at the first row.
         axis: Logged name of the number that the rows stand on.
     """
 
@@ -56,10 +52,45 @@ class MetricsWriter:
             DataError: The file is not one of this schema's version, or a row in it is broken (the
                 last one may be: a killed process leaves it so).
         """
-        rows = _read_rows(self.path, self.axis) if self.path.exists() else []
+        rows = read_rows(self.path, self.axis) if self.path.exists() else []
         kept = [row for row in rows if row[self.axis] < iteration]
         self._start(kept)
         self._last = iteration - 1
+
+    def append(self, number: int, row: Mapping[str, Any], *, may_repeat: bool = False) -> None:
+        """Append one row.
+
+        Args:
+            number: That it stands on.
+            row: What it holds beside that.
+            may_repeat: Whether it may stand on the number of the row before.
+
+        Raises:
+            ValueError: The number is not after the last one.
+        """
+        if self._last is None:
+            set_aside(self.path)
+            self._start([])
+        elif number < self._last + (not may_repeat):
+            raise ValueError(
+                f"`{self.axis.split('/')[-1]}` must rise, got {number} after {self._last}. A run "
+                "that goes back to an earlier one calls `resume` first."
+            )
+        append_jsonl(self.path, {self.axis: number} | dict(row) | {self.axis: number})
+        self._last = number
+
+    def _start(self, rows: list[dict[str, Any]]) -> None:
+        lines = [json.dumps(row, ensure_ascii=False) for row in ({_VERSION: SCHEMA_VERSION}, *rows)]
+        write_text_atomic(self.path, "\n".join(lines) + "\n")
+
+
+class MetricsWriter(RowWriter):
+    """Append the records of a run to ``metrics.jsonl``; see ``RowWriter``.
+
+    JSON knows no NaN or infinity: such a value is written as null, and its name stands in the row's
+    list ``nonfinite``. Iterations only go up. Records of supervised runs stand on their optimiser
+    step, and may share it: a validation has a row of its own.
+    """
 
     def write(
         self, stats: IterationStats | StepStats, changes: Sequence[Mapping[str, Any]] = ()
@@ -73,25 +104,11 @@ class MetricsWriter:
         Raises:
             ValueError: The iteration is not after the last one.
         """
-        number = stats.step if isinstance(stats, StepStats) else stats.iteration
-        lowest = (
-            self._last if isinstance(stats, StepStats) or self._last is None else self._last + 1
-        )
-        if lowest is None:
-            set_aside(self.path)
-            self._start([])
-        elif number < lowest:
-            raise ValueError(
-                f"`{self.axis.split('/')[-1]}` must rise, got {number} after {self._last}. A run "
-                "that goes back to an earlier one calls `resume` first."
-            )
-        row = _row(stats, self.axis, number) | ({_CHANGES: finite(changes)} if changes else {})
-        append_jsonl(self.path, row)
-        self._last = number
-
-    def _start(self, rows: list[dict[str, Any]]) -> None:
-        lines = [json.dumps(row, ensure_ascii=False) for row in ({_VERSION: SCHEMA_VERSION}, *rows)]
-        write_text_atomic(self.path, "\n".join(lines) + "\n")
+        row = _row(stats) | ({_CHANGES: finite(changes)} if changes else {})
+        if isinstance(stats, StepStats):
+            self.append(stats.step, row, may_repeat=True)
+        else:
+            self.append(stats.iteration, row)
 
 
 def read_metrics(path: str | PathLike[str]) -> list[IterationStats]:
@@ -102,7 +119,7 @@ def read_metrics(path: str | PathLike[str]) -> list[IterationStats]:
             one may be).
         OSError: The file cannot be opened.
     """
-    return [IterationStats.from_log(_measured(row)) for row in _read_rows(path, ITERATION)]
+    return [IterationStats.from_log(_measured(row)) for row in read_rows(path, ITERATION)]
 
 
 def read_step_metrics(path: str | PathLike[str], record: type[_Stats]) -> list[_Stats]:
@@ -116,13 +133,13 @@ def read_step_metrics(path: str | PathLike[str], record: type[_Stats]) -> list[_
         DataError: As ``read_metrics``.
         OSError: The file cannot be opened.
     """
-    return [record.from_log(_measured(row)) for row in _read_rows(path, STEP)]
+    return [record.from_log(_measured(row)) for row in read_rows(path, STEP)]
 
 
-def _row(stats: IterationStats | StepStats, axis: str, number: int) -> dict[str, Any]:
+def _row(stats: IterationStats | StepStats) -> dict[str, Any]:
     logged = stats.to_log()
     nonfinite = [name for name, value in logged.items() if not math.isfinite(value)]
-    row: dict[str, Any] = logged | dict.fromkeys(nonfinite) | {axis: number}
+    row: dict[str, Any] = logged | dict.fromkeys(nonfinite)
     return row | ({_NONFINITE: nonfinite} if nonfinite else {})
 
 
@@ -132,8 +149,13 @@ def _measured(row: Mapping[str, Any]) -> dict[str, float]:
     return numbers | dict.fromkeys(row.get(_NONFINITE, []), math.nan)
 
 
-def _read_rows(path: str | PathLike[str], axis: str) -> list[dict[str, Any]]:
-    """Return the rows below the header."""
+def read_rows(path: str | PathLike[str], axis: str) -> list[dict[str, Any]]:
+    """Return the rows below the header of a file that a ``RowWriter`` wrote.
+
+    Raises:
+        DataError: As `RowWriter.resume`.
+        OSError: The file cannot be opened.
+    """
     bad: list[DataError] = []
     lines = list(read_jsonl(path, on_bad=bad.append))
     last = max((number for number, _ in lines), default=0)

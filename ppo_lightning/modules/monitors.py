@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ppo_lightning.data import MixturePrompts, SplitPrompts
 from ppo_lightning.errors import ConfigError, nearest
-from ppo_lightning.metrics import IterationStats, metric_specs, section_specs
+from ppo_lightning.metrics import POSITIONS, IterationStats, metric_specs, section_specs
+from ppo_lightning.modules.slices import group_name
 
 _LIGHTNINGS_OWN = ("epoch", "step")
 _MANY = 6
@@ -50,13 +52,24 @@ def logged_names(module: Any) -> Iterator[str]:
         return
     yield from (spec.name for spec in metric_specs(IterationStats).values())
     held_out = getattr(getattr(module.trainer, "datamodule", None), "val_prompts", None)
-    for section in section_specs(IterationStats).values():
+    for field, section in section_specs(IterationStats).items():
         if section.prefix.startswith("val/") and held_out is None:
             continue
-        keys = module.reward_pipeline.names if "{name}" in section.prefix else ("",)
-        for key in keys:
+        for key in _keys(field, module) if section.is_mapping else ("",):
             prefix = section.prefix.format(name=key)
             yield from (f"{prefix}/{name}" for name in _names(section.record, module))
+
+
+def _keys(field: str, module: Any) -> Iterable[str]:
+    """Names that a mapping of ``IterationStats`` may have."""
+    if field == "components":
+        return module.reward_pipeline.names  # type: ignore[no-any-return]
+    if field == "entropy_at":
+        return POSITIONS
+    prompts = getattr(getattr(module.trainer, "datamodule", None), "prompts", None)
+    while isinstance(prompts, SplitPrompts):
+        prompts = prompts.source
+    return map(group_name, prompts.names) if isinstance(prompts, MixturePrompts) else ()
 
 
 def _supervised_names(record: type, data: Any) -> Iterator[str]:

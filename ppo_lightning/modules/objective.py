@@ -34,6 +34,11 @@ SUMS = (
     "kl_ref_before",
     "ratio",
     "outside",
+    "positive",
+    "outside_positive",
+    "negative",
+    "outside_negative",
+    "ratio_beyond_2",
     "clip_active",
     "dual_clipped",
     "ratio_clamped",
@@ -177,6 +182,7 @@ def _actor_terms(
     assert output.entropy is not None
     loss, ratio, flags = _policy_terms(output, batch, ppo, coefficients)
     difference = _log_ratio(output, batch)
+    positive, negative = batch.advantages > 0, batch.advantages < 0
     found = {
         "policy_loss": loss,
         "entropy": output.entropy,
@@ -185,6 +191,11 @@ def _actor_terms(
         # Of tokens that the old policy wrote: the ratio weighs them as the new one would write.
         "kl_ref": ratio * (output.logprobs - batch.ref_logprobs),
         "kl_ref_before": batch.old_logprobs - batch.ref_logprobs,
+        "positive": positive,
+        "outside_positive": flags["outside"] & positive,
+        "negative": negative,
+        "outside_negative": flags["outside"] & negative,
+        "ratio_beyond_2": (ratio > 2) | (ratio < 0.5),
         "ratio_clamped": difference.abs() > LOG_RATIO_CLAMP,
         "log_ratio_abs": difference.abs(),
         "tokens": mask,

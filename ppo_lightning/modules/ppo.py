@@ -50,6 +50,7 @@ from ppo_lightning.modules.actor_folder import write_actor
 from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.guards import SelfCheck
 from ppo_lightning.modules.held_out import HeldOut
+from ppo_lightning.modules.histogram_file import HistogramFile
 from ppo_lightning.modules.host_memory import keep_freed_memory
 from ppo_lightning.modules.metrics_file import MetricsFile
 from ppo_lightning.modules.monitors import check_monitors
@@ -277,7 +278,7 @@ class PPOModule(UpdateSteps):
             check_monitors(self)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         given = {type(callback) for callback in callbacks}
-        writers = (MetricsFile, ScoreReport, EndEngine)
+        writers = (MetricsFile, HistogramFile, ScoreReport, EndEngine)
         return own + [w() for w in writers if not any(issubclass(kind, w) for kind in given)]
 
     @override
@@ -445,6 +446,7 @@ class PPOModule(UpdateSteps):
             "controls": self.controls.state_dict(),
             "skipped_in_a_row": self.skips.in_a_row,
             "rested": dict(self.rested),
+            "entropy_start": self.entropy_start,
             "rewards": self.reward_pipeline.state_dict(),
             "versions": self.versions.state_dict(),
             "ahead": self._state_ahead(),
@@ -482,6 +484,7 @@ class PPOModule(UpdateSteps):
         self.controls.load_state_dict(entry["controls"])
         self.skips.in_a_row = int(entry["skipped_in_a_row"])
         self.rested = dict(entry["rested"])
+        self.entropy_start = entry.get("entropy_start")
         self.reward_pipeline.load_state_dict(entry["rewards"])
         self.versions.load_state_dict(entry.get("versions", {}))
         self.ahead.load_state_dict(entry.get("ahead", {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from ppo_lightning.functional import (
     explained_variance,
     group_spread,
     opening_share,
-    repeated_ngram_fraction,
 )
 from ppo_lightning.metrics import ComponentStats, IterationStats, Sums, deviation, quotient
 from ppo_lightning.modules.collection import Collected
@@ -38,6 +37,14 @@ from ppo_lightning.modules.reward_stats import (
     component_totals,
     score_distribution,
     shares_of,
+)
+from ppo_lightning.modules.slices import (
+    SUMS_BY_POSITION,
+    ResponseRow,
+    group_stats,
+    position_stats,
+    position_totals,
+    response_rows,
 )
 from ppo_lightning.modules.stages import STAGES, StageClock
 from ppo_lightning.modules.staleness import (
@@ -70,6 +77,7 @@ _PER_TOKEN = (
     "entropy",
     "nll",
     "mismatch",
+    "behaviour_kl",
     "value",
     "return",
     "advantage",
@@ -79,6 +87,7 @@ _TOKEN_MEANS = {
     "entropy": "entropy",
     "sampled_nll": "nll",
     "sampler_mismatch": "mismatch",
+    "behaviour_kl": "behaviour_kl",
     "value_mean": "value",
     "return_mean": "return",
 }
@@ -103,7 +112,13 @@ class IterationLedger:
     def __init__(self, components: tuple[str, ...]) -> None:
         self.components = components
         self.rollout = Sums(
-            (*_PER_RESPONSE, *_PER_TOKEN, *SUMS_OF_AGE, *component_sums(components)),
+            (
+                *_PER_RESPONSE,
+                *_PER_TOKEN,
+                *SUMS_BY_POSITION,
+                *SUMS_OF_AGE,
+                *component_sums(components),
+            ),
             maxima=("score_max", "length_max", "advantage_abs_max", *MAXIMA),
             minima=("score_min",),
         )
@@ -111,7 +126,6 @@ class IterationLedger:
             (*SUMS, *_STEPS), maxima=("ratio_max", "norm_actor_max", "norm_critic_max")
         )
         self.prompts: dict[str, float | None] = {}
-        self.distribution: dict[str, float] = {}
         self.shares: dict[str, Share] = {}
         self.reset(torch.device("cpu"))
 
@@ -119,6 +133,7 @@ class IterationLedger:
         """Forget the iteration before."""
         self.rollout.to(device).reset()
         self.update.to(device).reset()
+        self.responses: list[ResponseRow] = []  # of all ranks
         self.explained_variance: float | None = None
         self.first_ratio_error: float | None = None
         self.kl_old_last: float | None = None
@@ -140,11 +155,12 @@ class IterationLedger:
         self.score_spread = collected.result.spread
         self.prompts = prompt_stats(collected)
         self.rollout.add(**_response_totals(collected, kl_coef))
+        own = response_rows(collected)
+        self.responses = gather_objects(own)
         texts = zip(collected.completions.response_ids, collected.kept.tolist(), strict=True)
-        self.rollout.add(**_text_totals([ids for ids, kept in texts if kept]))
-        self.rollout.add(**_token_totals(collected))
+        self.rollout.add(**_text_totals([ids for ids, kept in texts if kept], own))
+        self.rollout.add(**_token_totals(collected), **position_totals(collected))
         self.rollout.add(**staleness_totals(collected))
-        self.distribution = score_distribution(collected)
         self.shares = shares_of(collected.result)
         self.rollout.add(**component_totals(collected, self.shares))
         variance = explained_variance(
@@ -274,8 +290,10 @@ class IterationLedger:
             "nonfinite_responses": totals["nonfinite"],
             **staleness_fields(totals),
             **self.prompts,
-            **self.distribution,
+            **score_distribution(self.responses),
             "components": self._component_stats(totals),
+            "entropy_at": position_stats(totals),
+            "groups": group_stats(self.responses),
         }
 
     def _component_stats(self, totals: Mapping[str, float]) -> dict[str, ComponentStats]:
@@ -292,6 +310,7 @@ class IterationLedger:
             "dual_clip_fraction": "dual_clipped",
             "kl_loss": "kl_loss",
             "ratio_mean": "ratio",
+            "ratio_beyond_2": "ratio_beyond_2",
         }
         ranks = num_replicas()  # every rank counts the same steps
         taken, skipped = totals["steps"] / ranks, totals["skipped_nonfinite"] / ranks
@@ -299,6 +318,8 @@ class IterationLedger:
         return found | {
             "value_loss": quotient(totals, "value_loss", "value_tokens"),
             "value_clip_fraction": quotient(totals, "value_clipped", "value_tokens"),
+            "clip_fraction_positive": quotient(totals, "outside_positive", "positive"),
+            "clip_fraction_negative": quotient(totals, "outside_negative", "negative"),
             "ptx_loss": quotient(totals, "ptx_loss", "ptx_tokens"),
             "kl_ref_update": quotient(totals, "kl_ref", "sequences"),
             "log_ratio_clamped": totals["ratio_clamped"],
@@ -362,11 +383,11 @@ def prompt_stats(collected: Collected) -> dict[str, float | None]:
     return {"prompt_score_std": spread, "flat_prompt_share": flat / compared}
 
 
-def _text_totals(response_ids: Any) -> dict[str, float]:
+def _text_totals(response_ids: Any, rows: Sequence[ResponseRow]) -> dict[str, float]:
     """Repetition and variety; what compares responses sees those of all ranks."""
     count, everyone = len(response_ids), gather_objects(response_ids)
     return {
-        "repeated_bigrams": sum(repeated_ngram_fraction(ids, 2) for ids in response_ids),
+        "repeated_bigrams": sum(row.repeated_bigrams for row in rows),
         "distinct_1": distinct_ngrams(everyone, 1) * count,
         "distinct_2": distinct_ngrams(everyone, 2) * count,
         "opening_share": opening_share(everyone) * count,
@@ -378,10 +399,12 @@ def _token_totals(collected: Collected) -> dict[str, Tensor | float]:
     """Sums over the valid tokens of the buffer."""
     mask, networks = collected.shaped.mask, collected.networks
     raw = collected.shaped.raw_advantages
+    sampler_excess = collected.rollout.sampler_logprobs - networks.logprobs
     columns = {
         "entropy": networks.entropy,
         "nll": -networks.logprobs,
-        "mismatch": (collected.rollout.sampler_logprobs - networks.logprobs).abs(),
+        "mismatch": sampler_excess.abs(),
+        "behaviour_kl": sampler_excess,
         "value": networks.values,
         "return": collected.experience.returns,
         "advantage": raw,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ppo_lightning.configs import Constraint
-from ppo_lightning.distributed import gather_objects
 from ppo_lightning.functional import correlation
 from ppo_lightning.metrics import ComponentStats, deviation, quotient
 from ppo_lightning.modules.collection import Collected
+from ppo_lightning.modules.slices import ResponseRow
 from ppo_lightning.rewards import RewardResult, distribution
 
 _KINDS = ("raw", "squared", "weighted", "said", "unsaid")
@@ -52,22 +52,27 @@ def shares_of(result: RewardResult) -> dict[str, Share]:
     }
 
 
-def score_distribution(collected: Collected) -> dict[str, float]:
-    """Describe the raw scores of all ranks: fields of ``IterationStats``. All ranks call it."""
-    kept = collected.kept.tolist()
-    lengths = map(len, collected.completions.response_ids)
-    rows = zip(collected.result.raw.tolist(), lengths, kept, strict=True)
-    everyone = gather_objects([(score, length) for score, length, is_kept in rows if is_kept])
-    scores = [score for score, _ in everyone]
+def score_distribution(responses: Sequence[ResponseRow]) -> dict[str, float]:
+    """Describe the raw scores: fields of ``IterationStats``.
+
+    Args:
+        responses: Of all ranks.
+    """
+    # Sorted, so that the sum's rounding does not depend on who held which.
+    together = sorted(responses)
+    scores = [row.score for row in together]
     found = {
         f"raw_score_{name}": float(value)
         for name, value in distribution(scores).as_dict().items()
         if name not in _ELSEWHERE
     }
-    # Sorted, so that the sum's rounding does not depend on who held which.
-    together = sorted(everyone)
-    related = correlation([s for s, _ in together], [float(n) for _, n in together])
-    return found | ({} if math.isnan(related) else {"score_length_correlation": related})
+    related = {
+        "score_length_correlation": correlation(scores, [float(row.length) for row in together]),
+        "score_repetition_correlation": correlation(
+            scores, [row.repeated_bigrams for row in together]
+        ),
+    }
+    return found | {name: value for name, value in related.items() if not math.isnan(value)}
 
 
 def component_sums(names: Sequence[str]) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class UpdateSteps(HeldOutSteps):
         self.verdicts: list[Verdict] = []
         self.stop_requested = False
         self.rested = {"actor": 0, "critic": 0}  # planned steps in which it was not to be trained
+        self.entropy_start: float | None = None
         self._minibatch_size: float | None = None
         self._stop_known = False
         self.went_back = False
@@ -196,6 +197,7 @@ class UpdateSteps(HeldOutSteps):
         self.iteration_stats = replace(
             stats,
             **self._times(),
+            **self._since_start(stats),
             kl_coef=self.controls["kl_coef"],
             clip_range=self.controls["clip_range"],
             ent_coef=self.controls["ent_coef"],
@@ -215,6 +217,15 @@ class UpdateSteps(HeldOutSteps):
         if not (stats.steps_taken or self.stop_requested or self._is_treated(stats)):
             warn_of_idle_update(stats)
         call_listeners(self, "on_update_end", self.iteration_stats)
+
+    def _since_start(self, stats: IterationStats) -> dict[str, Any]:
+        """Compare the entropy with that of the first buffer, before any step was taken."""
+        if self.entropy_start is None and stats.policy_version == 0:
+            self.entropy_start = stats.entropy
+        if not self.entropy_start or stats.entropy is None:
+            return {"entropy_start": self.entropy_start}
+        relative = stats.entropy / self.entropy_start
+        return {"entropy_start": self.entropy_start, "entropy_relative": relative}
 
     def _is_treated(self, stats: IterationStats) -> bool:
         """Whether steps that were not finite are a callback's business."""

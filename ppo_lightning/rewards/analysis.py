@@ -12,6 +12,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from ppo_lightning.functional import Histogram, histogram
+
+__all__ = ["Distribution", "Histogram", "distribution", "histogram"]
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 OUTLIER = 5.0
 """Robust z from which on a score is an outlier."""
@@ -62,20 +66,6 @@ class Distribution:
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """Counts in bins of one width.
-
-    Args:
-        edges: Of the bins, rising; one more than there are bins. The last bin holds its upper
-            edge, the others do not.
-        counts: Numbers in each.
-    """
-
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
 def distribution(values: Sequence[float]) -> Distribution:
     """Describe some numbers.
 
@@ -104,29 +94,6 @@ def distribution(values: Sequence[float]) -> Distribution:
         kurtosis=kurtosis,
         outliers=_outliers(x, median),
     )
-
-
-def histogram(values: Sequence[float], *, num_bins: int = 20) -> Histogram | None:
-    """Count numbers in bins from the smallest to the largest.
-
-    Args:
-        values: What is not finite is left out.
-        num_bins: All of one width; a constant gets a single one.
-
-    Returns:
-        None where there are no numbers.
-    """
-    x = _sorted(values)
-    if not len(x):
-        return None
-    low, high = float(x[0]), float(x[-1])
-    if low == high:
-        return Histogram(edges=(low, high), counts=(len(x),))
-    edges = torch.linspace(low, high, num_bins + 1, dtype=x.dtype)
-    edges[-1] = high
-    bins = torch.bucketize(x, edges[1:-1], right=True)
-    counts = torch.bincount(bins, minlength=num_bins)
-    return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
 
 
 def _sorted(values: Sequence[float]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import heapify, heapreplace
 
@@ -32,7 +32,7 @@ class MixturePart:
     Args:
         source: Its prompts.
         weight: Its share, against the weights of the others.
-        name: What it is called in the log; None takes its number.
+        name: What it is called in the log and in the metrics of its prompts; None takes its number.
     """
 
     source: Prompts
@@ -91,12 +91,12 @@ class MixturePrompts(PromptSource):
 
 
 class MixtureFeed(PromptFeed):
-    """The order of a mixture; see ``PromptFeed``.
+    """The order of a mixture; see ``PromptFeed``. Its prompts have the name of their part.
 
     Args:
         feeds: The order of each part.
         weights: The weight of each.
-        names: What each is called in the log.
+        names: What each is called in the log, and the ``group`` of its prompts.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class MixtureFeed(PromptFeed):
         order = mixed_order(self.weights, position, count, seed=seed)
         found: list[Prompt | None] = [None] * count
         drawn: dict[str, int] = {}
-        for part, feed in enumerate(self.feeds):
+        for part, (feed, name) in enumerate(zip(self.feeds, self.names, strict=True)):
             places = [place for place, (chosen, _) in enumerate(order) if chosen == part]
             if places:
                 first = order[places[0]][1]  # the others follow it in the part's own order
                 own_seed = combine_keys(seed, _MIXTURE, part)
                 prompts = feed.at(first, len(places), seed=own_seed)
                 for place, prompt in zip(places, prompts, strict=True):
-                    found[place] = prompt
-            drawn[self.names[part]] = len(places)
+                    found[place] = prompt and (replace(prompt[0], group=name), prompt[1])
+            drawn[name] = len(places)
         log.debug("mixture: drawn at position %d: %s", position, drawn)
         return found
 

@@ -11,6 +11,7 @@ from tests.helpers.mutations import (
     devices,
     estimate,
     http,
+    monitors,
     normalising,
     packing,
     reward_model,
@@ -45,6 +46,7 @@ MUTATIONS = (
     *scale.MUTATIONS,
     *watchdog.MUTATIONS,
     *ages.MUTATIONS,
+    *monitors.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

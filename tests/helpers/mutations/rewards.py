@@ -105,8 +105,8 @@ MUTATIONS = (
     fault(
         "T42",
         "modules/reward_stats.py",
-        "together = sorted(everyone)",
-        "together = everyone",
+        "together = sorted(responses)",
+        "together = responses",
         f"{_STATS}::test_the_same_whoever_holds_which",
     ),
 )

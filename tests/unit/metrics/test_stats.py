@@ -7,9 +7,12 @@ from typing import get_args
 import pytest
 
 from ppo_lightning.metrics import (
+    POSITIONS,
     AnswerStats,
     ComponentStats,
+    GroupStats,
     IterationStats,
+    PositionStats,
     RewardModelStats,
     RolloutStats,
     RunStats,
@@ -25,15 +28,18 @@ from ppo_lightning.metrics.schema import Aggregation
 
 ROOT = Path(__file__).parents[3]
 RECORDS = [RolloutStats, UpdateStats, TimeStats, RunStats, AnswerStats, ComponentStats]
+RECORDS += [PositionStats, GroupStats]
 
 # What every iteration has to log; the names are those that users' plots and monitors hold on to.
 LOGGED = {
     "rollout": "score_mean score_std score_min score_max raw_score_mean reward_mean kl_ref "
     "kl_ref_per_token entropy sampled_nll response_length_mean response_length_max truncated_share "
-    "repeated_bigrams distinct_1 distinct_2 opening_share sampler_mismatch explained_variance "
-    "advantage_std kl_coef",
+    "repeated_bigrams distinct_1 distinct_2 opening_share sampler_mismatch behaviour_kl "
+    "explained_variance advantage_std kl_coef entropy_start entropy_relative "
+    "score_length_correlation score_repetition_correlation",
     "update": "policy_loss value_loss entropy kl_old clip_fraction clip_active_fraction ratio_mean "
-    "ratio_max grad_norm_actor grad_norm_critic lr_actor lr_critic steps_taken kl_stopped",
+    "clip_fraction_positive clip_fraction_negative ratio_beyond_2 ratio_max "
+    "grad_norm_actor grad_norm_critic lr_actor lr_critic steps_taken kl_stopped",
     "time": "rollout reward update rollout_tokens_per_second device_idle_share",
     "run": "iteration optimizer_steps policy_version memory_gib",
 }
@@ -49,6 +55,8 @@ def full(iteration=0):
     return IterationStats(
         **fill(IterationStats) | {"iteration": iteration},
         components={name: ComponentStats(**fill(ComponentStats)) for name in ("len", "rm/v2")},
+        entropy_at={name: PositionStats(**fill(PositionStats)) for name in POSITIONS},
+        groups={name: GroupStats(**fill(GroupStats)) for name in ("sums", "part_1")},
         val_greedy=AnswerStats(**fill(AnswerStats)),
         val_sampled=AnswerStats(**fill(AnswerStats)),
         val_reference=AnswerStats(**fill(AnswerStats)),
@@ -63,8 +71,8 @@ def test_required_metrics_have_their_names(group):
 
 def test_every_name_is_written_once():
     logged = full().to_log()
-    own = [metric_specs(r) for r in (IterationStats, AnswerStats, ComponentStats)]
-    count = len(own[0]) + 3 * len(own[1]) + 2 * len(own[2])
+    times = {IterationStats: 1, AnswerStats: 3, ComponentStats: 2, PositionStats: 16, GroupStats: 2}
+    count = sum(many * len(metric_specs(record)) for record, many in times.items())
     assert len(logged) == len(set(logged.values())) == count
 
 
@@ -82,7 +90,9 @@ def test_every_field_says_what_it_is(record):
         assert spec.unit
         assert spec.formula
         assert spec.aggregation in get_args(Aggregation)
-        assert spec.healthy is None or spec.healthy[0] <= spec.healthy[1]
+        low, high = spec.healthy or (None, None)
+        assert None in (low, high) or low <= high
+        assert spec.healthy != (None, None)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +103,7 @@ def test_every_field_says_what_it_is(record):
         ("kl_ref", (0, 10)),
         ("sampler_mismatch", (0, 0.005)),
         ("explained_variance", (-0.3, 1)),
+        ("entropy_relative", (0.5, None)),  # half of it lost is an alarm
         ("ratio_max", None),  # healthy runs reached 22
     ],
 )
@@ -127,6 +138,28 @@ def test_components_and_validation_stand_under_their_names():
         "val/sampled/gold": -1.0,
         "val/reference/score": 0.25,
     }
+
+
+def test_places_and_groups_stand_under_their_names():
+    stats = IterationStats(
+        iteration=0,
+        entropy_at={"0": PositionStats(mean=2.0), "2-3": PositionStats(mean=0.5)},
+        groups={"part_0": GroupStats(entropy=1.5, score=-2.0, num_responses=4.0)},
+    )
+    assert stats.to_log() == {
+        "run/iteration": 0,
+        "rollout/entropy_at/0/mean": 2.0,
+        "rollout/entropy_at/2-3/mean": 0.5,
+        "rollout/group/part_0/entropy": 1.5,
+        "rollout/group/part_0/score": -2.0,
+        "rollout/group/part_0/num_responses": 4.0,
+    }
+    assert IterationStats.from_log(stats.to_log()) == stats
+
+
+def test_places_are_named_by_the_first_and_the_last():
+    assert POSITIONS[:4] == ("0", "1", "2-3", "4-7")
+    assert POSITIONS[-2:] == ("8192-16383", "16384-up")
 
 
 def test_names_of_others_are_left_out():

@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from ppo_lightning.data import MixturePart, MixturePrompts, SplitPrompts
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.monitors import check_monitors, logged_names
 from ppo_lightning.rewards import RewardTerm
@@ -28,6 +29,17 @@ def test_names_depend_on_the_settings(tiny_gpt2_dir):
     names = set(logged_names(module_with(tiny_gpt2_dir, held_out=None)))
     assert "rollout/reward/ids/raw" in names
     assert not any(name.startswith("val/") for name in names)
+
+
+def test_names_of_places_and_of_the_parts_of_a_mixture(tiny_gpt2_dir):
+    parts = [MixturePart(source=["a"], name="sums"), MixturePart(source=["b"])]
+    module = module_with(tiny_gpt2_dir)
+    assert not any(name.startswith("rollout/group/") for name in logged_names(module))
+    for prompts in (MixturePrompts(parts), SplitPrompts(MixturePrompts(parts), "train")):
+        module.trainer.datamodule.prompts = prompts
+        names = set(logged_names(module))
+        assert {"rollout/group/sums/entropy", "rollout/group/part_1/score"} <= names
+        assert {"rollout/entropy_at/0/mean", "rollout/entropy_at/16384-up/mean"} <= names
 
 
 def test_no_gold_without_a_judge(tiny_gpt2_dir):

@@ -85,6 +85,11 @@ def by_hand(experience, output, ppo, *, with_kl=False):
             "kl_ref_before": t["old_logprobs"] - t["ref_logprobs"],
             "ratio": ratio,
             "outside": outside,
+            "positive": t["advantages"] > 0,
+            "outside_positive": outside and t["advantages"] > 0,
+            "negative": t["advantages"] < 0,
+            "outside_negative": outside and t["advantages"] < 0,
+            "ratio_beyond_2": not 0.5 <= ratio <= 2,
             "clip_active": active,
             "dual_clipped": dual,
             "ratio_clamped": beyond,
@@ -115,7 +120,8 @@ def test_loss_and_sums_are_those_of_a_loop_over_tokens(ppo):
     """T32, T35: padding is nan throughout."""
     experience, output = random_minibatch(MASK)
     losses, expected = by_hand(experience, output, ppo)
-    for flag in ("outside", *(("clip_active", "dual_clipped") if ppo is CLIPPED else ())):
+    flags = ("outside", "outside_positive", "outside_negative", "ratio_beyond_2")
+    for flag in (*flags, *(("clip_active", "dual_clipped") if ppo is CLIPPED else ())):
         assert 0 < expected[flag] < expected["tokens"]  # the case occurs, and its opposite
     terms = terms_of(experience, output, ppo)
     assert_sums(terms, expected)
@@ -127,6 +133,25 @@ def test_loss_and_sums_are_those_of_a_loop_over_tokens(ppo):
     for leaf in output[:3]:
         assert leaf.grad.isfinite().all()
         assert not leaf.grad[~MASK].any()
+
+
+@pytest.mark.parametrize("padding", [math.nan, 7.0, -7.0])
+def test_tokens_outside_the_band_are_told_apart_by_their_advantage(padding):
+    """By hand; an advantage of 0 has no sign, and padding none that counts."""
+    mask = torch.tensor([[True] * 6 + [False] * 2])
+    experience, output = random_minibatch(mask)
+    ratios = torch.tensor([[1.0, 1.4, 0.7, 2.5, 0.4, 1.4, 1.0, 1.0]], dtype=torch.float64)
+    advantages = [[1.0, 1.0, 1.0, -1.0, -1.0, 0.0, padding, padding]]
+    old = torch.zeros(mask.shape, dtype=torch.float64)
+    experience = replace(
+        experience, old_logprobs=old, advantages=torch.tensor(advantages, dtype=torch.float64)
+    )
+    logprobs = ratios.log().masked_fill(~mask, padding)
+    terms = terms_of(experience, output._replace(logprobs=logprobs), CLIPPED)
+    found = dict(zip(SUMS, terms.sums.tolist(), strict=True))
+    assert (found["positive"], found["outside_positive"]) == (3, 2)
+    assert (found["negative"], found["outside_negative"]) == (2, 2)
+    assert (found["outside"], found["ratio_beyond_2"]) == (5, 2)
 
 
 def test_the_kl_of_a_tiny_step_is_not_lost_in_float32():

@@ -135,6 +135,27 @@ def test_means_over_tokens_weigh_every_token_alike(stats):
     assert stats["explained_variance"] == pytest.approx(explained)
 
 
+def test_the_samplers_excess_has_a_sign(stats):
+    """The sampler said 0: it is surer than the trainer where the trainer's number is below."""
+    logprobs = per_token(collected().networks.logprobs)
+    assert min(logprobs) < 0 < max(logprobs)
+    assert stats["behaviour_kl"] == pytest.approx(-statistics.fmean(logprobs))
+
+
+def test_places_together_are_the_entropy_of_all(stats):
+    counts = {"0": 4, "1": 3, "2-3": 4, "4-7": 1}  # of lengths 5, 2, 4, 1
+    total = sum(stats["entropy_at"][name].mean * count for name, count in counts.items())
+    assert stats["entropy_at"].keys() == counts.keys()
+    assert total / 12 == pytest.approx(stats["entropy"])
+
+
+def test_score_and_repetition_are_compared_over_the_buffer(stats):
+    shares = [2 / 4, 0.0, 1 / 3, 0.0]
+    assert stats["score_repetition_correlation"] == pytest.approx(
+        statistics.correlation(per_response(RAW), shares)
+    )
+
+
 def test_components_are_means_of_their_own(stats):
     a, b = stats["components"]["a"], stats["components"]["b"]
     assert (a.raw, a.weighted) == (3.5, 3.5)
@@ -230,6 +251,24 @@ def test_update_means_are_over_tokens_of_every_minibatch_worked_on():
     assert found.first_ratio_error == 0.25
     assert (found.lr_actor, found.lr_critic) == (1e-3, 3e-3)
     assert found.update_tokens_per_second == 522 / 2.0
+
+
+def test_shares_by_the_advantages_sign_are_of_tokens_of_that_sign():
+    steps = Steps(per_pass=2, passes=1)
+    counts = {"positive": 30, "outside_positive": 3, "negative": 50, "outside_negative": 20}
+    steps.add("step", tokens=100, outside=23, ratio_beyond_2=5, **counts)
+    steps.add("step", tokens=300, outside=3, ratio_beyond_2=1, positive=20, outside_positive=3)
+    found = steps.stats()
+    assert found.clip_fraction == 26 / 400
+    assert (found.clip_fraction_positive, found.clip_fraction_negative) == (6 / 50, 20 / 50)
+    assert found.ratio_beyond_2 == 6 / 400
+
+
+def test_where_no_advantage_has_a_sign_there_is_no_share_of_it():
+    steps = Steps(per_pass=1, passes=1)
+    steps.add("step", tokens=100, outside=23)
+    found = steps.stats()
+    assert found.clip_fraction_positive is found.clip_fraction_negative is None
 
 
 def test_steps_that_were_not_finite_are_counted_and_in_no_mean():

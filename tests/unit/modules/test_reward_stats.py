@@ -3,14 +3,15 @@
 import json
 import math
 import statistics
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ppo_lightning.configs import Constraint, RewardProcessing, WeightSchedule
+from ppo_lightning.functional import repeated_ngram_fraction
 from ppo_lightning.modules import reward_stats
 from ppo_lightning.modules.score_report import ScoreReport, report_of, reports_in
+from ppo_lightning.modules.slices import ResponseRow
 from ppo_lightning.rewards import RewardTerm, TokenRewards
 from tests.helpers.completions import Says
 from tests.helpers.runs import IdReward, data_module, fit, ppo_module
@@ -148,25 +149,42 @@ def test_comparisons_of_responses_count_rewards_per_token(tiny_llama_dir, tmp_pa
         torch.testing.assert_close(own / own.norm(), centred / centred.norm(), rtol=0, atol=1e-6)
 
 
-def test_the_same_whoever_holds_which(monkeypatch):
+def test_repetition_and_score_are_compared():
+    # Deviations -1, 0, 1 of the scores and -2/3, 1/3, 1/3 of 3 shares: 1 / sqrt(2 · 2/3).
+    rows = [response(score, 5, share) for score, share in [(1.0, 0.0), (2.0, 0.3), (3.0, 0.3)]]
+    found = reward_stats.score_distribution(rows)
+    assert found["score_repetition_correlation"] == pytest.approx(math.sqrt(3) / 2)
+    assert "score_length_correlation" not in found  # all are of one length
+    alike = [response(score, 5, 0.25) for score in (1.0, 2.0)]
+    assert "score_repetition_correlation" not in reward_stats.score_distribution(alike)
+
+
+def test_paying_for_repetition_shows(tiny_llama_dir, tmp_path):
+    repeated = Says(
+        lambda batch: [10 * repeated_ngram_fraction(ids, 2) for ids in batch.response_ids]
+    )
+    term = RewardTerm(name="s", component=repeated)
+    sampling = {"max_new_tokens": 40, "top_k": 3}
+    module = ppo_module(tiny_llama_dir, rewards=[term], sampling=sampling)
+    found = fit(tmp_path, module, data_module(), max_epochs=1).stats[0]
+    assert found.repeated_bigrams > 0
+    assert found.score_repetition_correlation == pytest.approx(1)
+
+
+def response(score, length, repeated):
+    return ResponseRow(score, length, repeated, "", 0.0, 1)
+
+
+def test_the_same_whoever_holds_which():
     """Two ranks of one list are described bit for bit as one rank of it."""
     draw = torch.Generator().manual_seed(0)
     scores = (torch.randn(20, generator=draw) * 7).tolist()
     lengths = torch.randint(1, 9, (20,), generator=draw).tolist()
-
-    def described(pairs):
-        monkeypatch.setattr(reward_stats, "gather_objects", lambda own: pairs)
-        completions = SimpleNamespace(response_ids=[])
-        nothing = torch.zeros(0)
-        collected = SimpleNamespace(
-            kept=nothing.bool(), completions=completions, result=SimpleNamespace(raw=nothing)
-        )
-        return reward_stats.score_distribution(collected)
-
-    pairs = list(zip(scores, lengths, strict=True))
-    whole = described(pairs)
-    assert len(whole) == 11
-    assert described([*pairs[1::2], *pairs[::2]]) == whole
+    shares = torch.rand(20, generator=draw).tolist()
+    rows = [response(*columns) for columns in zip(scores, lengths, shares, strict=True)]
+    whole = reward_stats.score_distribution(rows)
+    assert len(whole) == 12
+    assert reward_stats.score_distribution([*rows[1::2], *rows[::2]]) == whole
 
 
 # -------------------------------------------------------------------------------------- the file

@@ -78,6 +78,15 @@ def test_each_part_comes_once_a_pass_in_a_shuffled_order():
         assert len({tuple(one) for one in passes}) == len(passes)
 
 
+def test_prompts_know_the_part_that_they_were_drawn_from():
+    feed = feed_of(part("a", 7, name="sums"), part("b", 5))
+    records = feed.take(0, 24, seed=3).records
+    assert {record.text[0]: record.group for record in records} == {"a": "sums", "b": "part 1"}
+    inner = MixturePart(source=MixturePrompts([part("a", 3), part("b", 3)]), name="both")
+    nested = feed_of(inner, part("c", 3, name="c")).take(0, 9, seed=3).records
+    assert {r.text[0]: r.group for r in nested} == {"a": "both", "b": "both", "c": "c"}
+
+
 def test_parts_of_one_size_are_not_in_step():
     feed = feed_of(part("a", 50), part("b", 50))
     found = texts(feed, 0, 100)
