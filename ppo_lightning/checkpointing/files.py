@@ -120,10 +120,10 @@ def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
     Returns:
         What was deleted.
     """
-    folders = list(folders)
-    put_back(folders)
-    found = {path for f in folders for pattern in _UNFINISHED for path in f.rglob(pattern)}
-    return [path for path in sorted(found) if _removed(path)]
+    found = {path for f in folders for path in f.rglob(".*")}
+    _rename_back(path for path in found if path.match(_FORMER))
+    unfinished = {path for path in found if any(path.match(pattern) for pattern in _UNFINISHED)}
+    return [path for path in sorted(unfinished) if _removed(path)]
 
 
 def put_back(folders: Iterable[Path]) -> None:
@@ -132,7 +132,11 @@ def put_back(folders: Iterable[Path]) -> None:
     Args:
         folders: Searched with all that is below them; they need not be there.
     """
-    for former in {path for f in folders for path in f.rglob(_FORMER)}:
+    _rename_back({path for f in folders for path in f.rglob(_FORMER)})
+
+
+def _rename_back(formers: Iterable[Path]) -> None:
+    for former in formers:
         target = former.with_name(former.name[1:].rsplit(".", 2)[0])
         with suppress(FileNotFoundError):  # another rank was quicker
             if target.exists():

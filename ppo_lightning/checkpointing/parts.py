@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -148,9 +149,12 @@ def _written(checkpoint: Mapping[str, Any], firsts: Sequence[int], work: Path) -
         return {_MARK: key, "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:]}
 
     try:
-        plain = mapped(checkpoint, described)
         work.mkdir(parents=True, exist_ok=True)
-        _save(own, work / _PART.format(rank=rank()))
+        # Opened first: without a locked file in it, another run's start takes the folder for a
+        # leftover, and copies from a GPU take a while.
+        with _opened(work / _PART.format(rank=rank())) as into:
+            plain = mapped(checkpoint, described)
+            torch.save(own, into)
         if rank() == 0:
             _save({**plain, _COUNT: world_size()}, work / _WHOLE)
     except Exception as error:  # whatever it is: the others wait to hear of it
@@ -159,10 +163,15 @@ def _written(checkpoint: Mapping[str, Any], firsts: Sequence[int], work: Path) -
 
 
 def _save(content: Any, path: Path) -> None:
+    with _opened(path) as into:
+        torch.save(content, into)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     with open_atomic(path) as file:
         lock(file)
-        into: Any = Watched(file)
-        torch.save(content, into)
+        yield Watched(file)
 
 
 def _named(work: Path, target: Path, token: str) -> str | None:

@@ -31,11 +31,11 @@ from ppo_lightning.cli.config_files import prepare_arguments
 from ppo_lightning.cli.file_errors import file_problem
 from ppo_lightning.cli.list_overrides import override_lists
 from ppo_lightning.cli.save_config import KeepConfigs
+from ppo_lightning.cli.strategies import strategy_of
 from ppo_lightning.cli.tables import scores_table
 from ppo_lightning.errors import ConfigError, ModelError
-from ppo_lightning.modules import FSDP2Strategy, ZeROStrategy, last_checkpoint
+from ppo_lightning.modules import last_checkpoint
 from ppo_lightning.modules.checkpoint_files import is_nameless
-from ppo_lightning.modules.zero_strategy import STAGES
 
 ENV_PREFIX = "PPO_LIGHTNING"
 """``PPO_LIGHTNING_FIT__TRAINER__MAX_EPOCHS=3`` is ``--trainer.max_epochs 3`` of ``fit``."""
@@ -195,10 +195,7 @@ class PPOLightningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer")
         given = _as_list(config.get("callbacks"))
-        if config.get("strategy") == "fsdp":  # to Lightning the first generation, which wraps
-            config["strategy"] = FSDP2Strategy()
-        if config.get("strategy") in STAGES:  # Lightning's own needs GPUs, and clips by one norm
-            config["strategy"] = ZeROStrategy(stage=STAGES[config["strategy"]])
+        config["strategy"] = strategy_of(config.get("strategy", "auto"))
         if config.get("barebones"):
             config["log_every_n_steps"] = None  # Lightning refuses our default beside it
             return super().instantiate_trainer(**kwargs)

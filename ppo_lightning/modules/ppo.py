@@ -400,6 +400,7 @@ class PPOModule(UpdateSteps):
     def on_train_start(self) -> None:
         """Let go of what laws of the resumed run asked for that this run does not have."""
         self.controls.drop_unclaimed()
+        self.agree_on_stop()
 
     @override
     def teardown(self, stage: str) -> None:

@@ -83,7 +83,7 @@ class UpdateSteps(HeldOutSteps):
         self.rested = {"actor": 0, "critic": 0}  # planned steps in which it was not to be trained
         self.entropy_start: float | None = None
         self._minibatch_size: float | None = None
-        self._stop_known = False
+        self._stop_known = self._stop_put_off = False
         self.went_back = False
 
     @property
@@ -120,7 +120,6 @@ class UpdateSteps(HeldOutSteps):
             # Callbacks may have asked for another rate, or another size of the buffer.
             per_pass = batch.num_steps / batch.num_epochs
             self._minibatch_size = batch.experience.num_responses / per_pass
-            self._stop_known = self.trainer.should_stop
             refresh(scheduler)
         part = None if self.stop_requested else self.updater.part(batch)
         if part is not None:
@@ -131,14 +130,32 @@ class UpdateSteps(HeldOutSteps):
         if batch.is_last:
             self._end_iteration(batch)
 
+    def agree_on_stop(self) -> None:
+        """Make any rank's request to stop all ranks', where the Trainer is about to look at it.
+
+        A rank that went on alone would wait for the others forever.
+        """
+        self.trainer.should_stop = any_rank(self.trainer.should_stop, self.device)
+
+    @override
+    def on_train_epoch_start(self) -> None:
+        """Put a request to stop off to the first step: at once, it leaves the iteration out."""
+        # Lightning leaves an older one set where `min_epochs` lets a run go on.
+        self._stop_put_off = self.trainer.should_stop and self.trainer.fit_loop._can_stop_early
+        if self._stop_put_off:
+            self.trainer.should_stop = False
+        self._stop_known = self.trainer.should_stop
+
     @override
     def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
         """Carry a request to stop to the end of the iteration; what is left of it is skipped.
 
-        Any rank's request is all ranks': one that went on alone would wait for the others forever.
+        Any rank's request is all ranks', as in ``agree_on_stop``.
         """
-        before = self._stop_known  # Lightning leaves it set where `min_epochs` lets a run go on
-        asked = any_rank(self.trainer.should_stop and not before, self.device)
+        before = self._stop_known
+        own = self._stop_put_off or (self.trainer.should_stop and not before)
+        self._stop_put_off = False
+        asked = any_rank(own, self.device)
         if batch.is_last:
             self.trainer.should_stop = asked or before or self.stop_requested
         elif asked:
@@ -259,6 +276,7 @@ class UpdateSteps(HeldOutSteps):
         log_iteration(self.trainer, values, iteration=self.iteration_stats.iteration)
         self.checkpoint_complete = True
         call_listeners(self, "on_iteration_end", self.iteration_stats)
+        self.agree_on_stop()
 
     def _diagnose(self) -> None:
         """Have callbacks act on what any rank has reported."""

@@ -121,11 +121,11 @@ def kl_over_the_limit_on_one_rank(model_dir, folder, strategy):
     return [(s.kl_stopped, s.steps_taken, s.steps_skipped_kl) for s in recorder.stats], all(grads)
 
 
-def fit_on_two(folder, module, strategy, **options):
+def fit_on_two(folder, module, strategy, data=None, **options):
     return fit(
         folder,
         module,
-        data_module(),
+        data or data_module(),
         strategy=STRATEGIES[strategy](),
         devices=2,
         enable_checkpointing=False,
@@ -204,22 +204,49 @@ def test_t40_a_rank_without_responses_is_refused_with_the_numbers(tiny_llama_dir
 
 
 class StopOnOneRank(pl.Callback):
-    """A callback that forgets the other ranks."""
+    """A callback that forgets the other ranks.
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_rank == 0 and batch.step == 1:
+    Args:
+        hook: In which it asks for the end.
+        call: In which call of it, from 1.
+    """
+
+    def __init__(self, hook, call):
+        self.call, self.count = call, 0
+        setattr(self, hook, self.ask)
+
+    def ask(self, trainer, *arguments):
+        self.count += 1
+        if trainer.global_rank == 0 and self.count == self.call:
             trainer.should_stop = True
 
 
-def stopped_by_one_rank(model_dir, folder, strategy):
-    recorder = fit_on_two(folder, ppo_module(model_dir), strategy, callbacks=[StopOnOneRank()])
+def stopped_by_one_rank(model_dir, folder, strategy, hook, call):
+    callback = StopOnOneRank(hook, call)
+    data = data_module(val_prompts=["no", "what"])
+    recorder = fit_on_two(folder, ppo_module(model_dir), strategy, data, callbacks=[callback])
     return [s.steps_taken for s in recorder.stats]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(tiny_llama_dir, tmp_path, strategy):
-    found = run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path, strategy)
-    assert found == [[2.0], [2.0]]
+@pytest.mark.parametrize(
+    ("strategy", "hook", "call", "steps"),
+    [
+        ("ddp", "on_train_batch_end", 2, [2.0]),
+        ("fsdp", "on_train_batch_end", 2, [2.0]),
+        # Before an iteration's first step: it is sampled, and ends with that step.
+        ("ddp", "on_train_epoch_start", 2, [4.0, 1.0]),
+        ("ddp", "on_rollout_end", 1, [1.0]),
+        # Between two iterations.
+        ("ddp", "on_validation_end", 1, [4.0]),
+        ("ddp", "on_train_epoch_end", 2, [4.0, 4.0]),
+        ("ddp", "on_train_start", 1, []),
+    ],
+)
+def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(
+    tiny_llama_dir, tmp_path, strategy, hook, call, steps
+):
+    found = run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path, strategy, hook, call)
+    assert found == [steps, steps]
 
 
 def stopped_early(model_dir, folder):

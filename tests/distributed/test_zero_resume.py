@@ -1,11 +1,8 @@
 """Runs under DeepSpeed's ZeRO, stopped and gone on with: under it, without, on other ranks."""
 
-import shutil
-
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch.testing import assert_close
 
 from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
 from ppo_lightning.distributed import rank, whole
@@ -20,11 +17,10 @@ from tests.helpers.everything import (
     without_times,
 )
 from tests.helpers.faults import same
-from tests.helpers.processes import run_on_ranks
+from tests.helpers.layouts import check_change
 from tests.helpers.runs import (
     Recorder,
     data_module,
-    merged_ids,
     ppo_module,
     sampled_ids,
     trainer,
@@ -149,20 +145,13 @@ def go_on(model_dir, folder, layout, iterations, variant):
 def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(
     tiny_gpt2_dir, tmp_path, first, second, variant
 ):
-    """The same weights, the same next responses, and the result of never having changed."""
-    made = on_layout(tiny_gpt2_dir, tmp_path / first, first, 2, variant)
-    shutil.copytree(tmp_path / first, tmp_path / "other")
-    stayed = on_layout(tiny_gpt2_dir, tmp_path / first, first, 3, variant)
-    changed = on_layout(tiny_gpt2_dir, tmp_path / "other", second, 3, variant)
-    for weights, _, _ in changed:
-        assert all((weights[name] == made[0][2][name]).all() for name in weights)
-    assert merged_ids(changed) == merged_ids(stayed)
-    for name, value in stayed[0][2].items():
-        found, wanted = torch.tensor(changed[0][2][name]), torch.tensor(value)
-        assert_close(found, wanted, rtol=0, atol=1e-6, msg=name)
-
-
-def on_layout(model_dir, folder, layout, *arguments):
-    """What ``go_on`` returns on each rank."""
-    _, ranks = LAYOUTS[layout]()
-    return run_on_ranks(go_on, ranks, model_dir, folder, layout, *arguments)
+    check_change(
+        go_on,
+        LAYOUTS,
+        tiny_gpt2_dir,
+        tmp_path,
+        first=first,
+        second=second,
+        variant=variant,
+        atol=1e-6,
+    )

@@ -13,12 +13,16 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from ppo_lightning.distributed import pulse
 from ppo_lightning.errors import RewardError, RolloutError
 from ppo_lightning.rewards.deadline import call_within
 from ppo_lightning.rollout.engines.async_worker import WorkerSettings, serve
 
 START_METHOD = "spawn"
 """A child of the trainer itself, which the system ends with it; no CUDA context is inherited."""
+
+BEAT_SECONDS = 1.0
+"""Between two beats of a trainer that waits."""
 
 _WAY_OUT = (
     "Its own messages, above, say more. Checkpoints are whole, and `--ckpt_path last` goes on from "
@@ -80,7 +84,7 @@ class AsyncProcess:
         if self._failure is not None:
             raise RolloutError(self._failure)
         end = time.monotonic() + self._timeout
-        ready = connection.wait([self._connection, self._process.sentinel], self._timeout)
+        ready = self._ready(end)
         if not ready:
             raise self._failed(f"{self._hang()} while {doing}")
         if self._connection not in ready:
@@ -92,6 +96,20 @@ class AsyncProcess:
         if found != what:
             raise self._failed(f"said `{found}` instead of `{what}` while {doing}")
         return content
+
+    def _ready(self, end: float) -> list[Any]:
+        """Wait until it says something or ends.
+
+        That counts as progress: the wait has a limit of its own, and the tokens of a large buffer,
+        which take long, come one after the other where the watchdog of the ranks cannot see them.
+        """
+        sources = [self._connection, self._process.sentinel]
+        while True:
+            left = end - time.monotonic()
+            ready = connection.wait(sources, min(max(left, 0.0), BEAT_SECONDS))
+            pulse.beat()
+            if ready or left <= 0:
+                return ready
 
     def end(self) -> None:
         """End it, whatever it is doing: it holds nothing that is not here too."""

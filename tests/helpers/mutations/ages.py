@@ -86,4 +86,11 @@ MUTATIONS = (
         "",
         _RUNS + "test_resume_is_bitwise_with_a_buffer_under_way",
     ),
+    fault(
+        "T42",  # the watchdog would end a run that waits for a large buffer
+        "rollout/engines/async_process.py",
+        "            pulse.beat()\n",
+        "            pass\n",
+        _ENGINE + "test_a_trainer_that_waits_for_a_buffer_makes_progress",
+    ),
 )

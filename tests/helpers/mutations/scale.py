@@ -7,6 +7,7 @@ _SHARDS = "unit/distributed/test_shards.py::"
 _RESUME = "distributed/test_sharded_resume.py::"
 _ONE = _SHARDED + "test_t47_t48_t49_shards_give_the_result_of_one_process"
 _TENSOR = _SHARDED + "test_t48_tensor_parallel_gives_the_result_of_one_process"
+_STOP = "distributed/test_two_ranks.py::test_t42_a_stop_that_one_rank_asks_for_is_every_ranks"
 _TWO = _SHARDED + "test_t48_shards_in_two_dimensions_give_the_result_of_one_process"
 
 MUTATIONS = (
@@ -72,5 +73,36 @@ MUTATIONS = (
         "made[number] = found.cpu() if keep",
         "made[number] = found.cpu() * 2 if keep",
         _RESUME + "test_t51_a_run_goes_on_under_another_strategy_on_other_ranks",
+    ),
+    fault(
+        "T42",  # a request between two iterations
+        "modules/update_steps.py",
+        "self.trainer.should_stop = any_rank(self.trainer.should_stop, self.device)",
+        "pass",
+        _STOP + "[ddp-on_train_epoch_end-2-steps5]",
+    ),
+    fault(
+        "T42",  # a request before the first step
+        "modules/update_steps.py",
+        "self._stop_put_off = self.trainer.should_stop and self.trainer.fit_loop._can_stop_early",
+        "self._stop_put_off = False",
+        _STOP + "[ddp-on_train_epoch_start-2-steps2]",
+    ),
+    fault(
+        "T47",
+        "cli/strategies.py",
+        'if word == "fsdp":',
+        'if value == "fsdp":',
+        "unit/cli/test_strategies.py::test_t47_fsdp_is_the_second_generation",
+    ),
+    fault(
+        "T51",  # another run's start takes a folder for a leftover
+        "checkpointing/parts.py",
+        "        with _opened(work / _PART.format(rank=rank())) as into:\n"
+        "            plain = mapped(checkpoint, described)\n",
+        "        plain = mapped(checkpoint, described)\n"
+        "        with _opened(work / _PART.format(rank=rank())) as into:\n",
+        "unit/checkpointing/test_parts.py::"
+        "test_another_run_that_clears_up_leaves_what_is_being_written",
     ),
 )

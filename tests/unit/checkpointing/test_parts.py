@@ -1,5 +1,7 @@
 """Checkpoints in parts: written by all ranks or by none, read in any portions."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from ppo_lightning.checkpointing import (
     made_whole,
     newest_good,
+    parts,
     read_checkpoint,
     read_parts,
     remove_leftovers,
@@ -65,6 +68,31 @@ def test_what_all_ranks_write_is_read_again(tmp_path):
     assert whole.keys() == WHOLE.keys()
     assert torch.equal(whole["state_dict"]["a"], WHOLE["state_dict"]["a"])
     assert torch.equal(whole["state_dict"]["b"], WHOLE["state_dict"]["b"])
+
+
+def write_beside_another_run(folder):
+    """A run starts and clears up while the second rank has not got further than to begin."""
+    copy = parts.mapped
+
+    def late(*arguments):
+        (work,) = folder.glob(".*.tmp")
+        deadline = time.monotonic() + 60
+        while not (work / "checkpoint.pt").is_file():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        remove_leftovers([folder])
+        return copy(*arguments)
+
+    checkpoint = in_shards()
+    if rank() == 1:
+        parts.mapped = late
+    write_parts(checkpoint, folder / "epoch=4.ckpt")
+
+
+def test_another_run_that_clears_up_leaves_what_is_being_written(tmp_path):
+    run_on_ranks(write_beside_another_run, 2, tmp_path)
+    whole = made_whole(read_checkpoint(tmp_path / "epoch=4.ckpt"))
+    assert torch.equal(whole["state_dict"]["a"], WHOLE["state_dict"]["a"])
 
 
 def test_a_block_across_parts_is_read(tmp_path):

@@ -1,5 +1,7 @@
 """The engine that samples in another process, without a run around it."""
 
+import time
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from ppo_lightning.configs import PolicyConfig, SamplingConfig
 from ppo_lightning.errors import ConfigError, RolloutError
 from ppo_lightning.models import build_policy
 from ppo_lightning.rollout import AsyncEngine, GenerateEngine, NativeEngine, StopRules, VLLMEngine
-from ppo_lightning.rollout.engines import asynchronous
+from ppo_lightning.rollout.engines import async_process, asynchronous
 from ppo_lightning.rollout.engines.shared_weights import SharedWeights
 from tests.helpers.sampling_process import Faulty, fork_samplers, lives
 from tests.helpers.scripted import prompt_batch
@@ -18,6 +20,7 @@ SETTINGS = {
     "policy_version": 3,
 }
 PROMPTS = prompt_batch([[5, 9, 11], [12, 7], [6]])
+BEAT = 0.01
 COLUMNS = ("response_ids", "response_mask", "sampler_logprobs", "truncated")
 
 
@@ -93,6 +96,26 @@ def test_the_engine_inside_is_the_one_that_samples(made):
     inner = engine.finish()
     assert inner.response_mask.any()
     assert NativeEngine(dtype="bfloat16").dtype is AsyncEngine(NativeEngine("bfloat16")).dtype
+
+
+class Slow(NativeEngine):
+    """Takes many beats for a buffer."""
+
+    def generate(self, model, prompts, **settings):
+        time.sleep(20 * BEAT)
+        return super().generate(model, prompts, **settings)
+
+
+def test_a_trainer_that_waits_for_a_buffer_makes_progress(made, monkeypatch):
+    """Or the watchdog would take it for one that hangs."""
+    beats = []
+    monkeypatch.setattr(async_process.pulse, "beat", lambda: beats.append(1))
+    monkeypatch.setattr(async_process, "BEAT_SECONDS", BEAT)
+    engine, model = made(Slow())
+    engine.begin(model, PROMPTS, **SETTINGS)
+    beats.clear()
+    assert engine.finish().response_mask.any()
+    assert len(beats) > 2
 
 
 def test_a_process_that_was_closed_is_gone_and_another_one_starts(made):
