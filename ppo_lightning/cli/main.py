@@ -40,6 +40,7 @@ HELPER_COMMANDS = {
     "export": "write a checkpoint's actor or critic as a Hugging Face folder",
     "sample": "answer prompts with a checkpoint or a model, beside the reference",
     "serve-reward": "score responses for other processes, over HTTP",
+    "diagnose": "name a run's illnesses from its log, with evidence and remedies",
     "check-reward": "score known-good against known-bad answers with any reward",
     "export-pairs": "write a run's best and most suspicious answers as pairs to be labelled",
 }
@@ -83,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None takes those of the process.
 
     Returns:
-        Exit code: 0, 2 for an error that the user can mend, 75 for a run that has lost a
-        rank, 130 after Ctrl-C, 141 where nobody
-        reads on (``ppo-lightning --help | head``).
+        Exit code: 0, 2 for an error that the user can mend, 3 or 4 for a run that ``diagnose``
+        finds ill or critical, 75 for a run that has lost a rank, 130 after Ctrl-C, 141 where
+        nobody reads on (``ppo-lightning --help | head``).
     """
     try:
         code = _main(argv)

@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppo_lightning.diagnostics.illnesses import UPDATE_ILLNESSES
 from ppo_lightning.diagnostics.thresholds import DetectorConfig
 from ppo_lightning.metrics import AnswerStats, IterationStats
-from ppo_lightning.types import Verdict
+
+if TYPE_CHECKING:  # it would load torch, which reading a run does without
+    from ppo_lightning.types import Verdict
 
 History = Sequence[IterationStats]
-Detector = Callable[[History, DetectorConfig], Verdict | None]
+Detector = Callable[[History, DetectorConfig], "Verdict | None"]
 
 SOURCE = "detectors"
 _MAD_TO_DEVIATION = 1.4826  # of a normal distribution
@@ -284,4 +286,6 @@ def _finite(value: float | None) -> bool:
 
 
 def _verdict(row: IterationStats, illness: str, evidence: str) -> Verdict:
+    from ppo_lightning.types import Verdict
+
     return Verdict(illness=illness, evidence=evidence, iteration=row.iteration, source=SOURCE)

@@ -34,3 +34,8 @@ def test_public_names_are_found_on_first_use(name):
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'PPOModul'"):
         _ = ppo_lightning.PPOModul
+
+
+def test_reading_and_judging_a_run_loads_no_torch():
+    code = "import sys, ppo_lightning.diagnostics, ppo_lightning.io; print('torch' in sys.modules)"
+    assert run(code) == "False"

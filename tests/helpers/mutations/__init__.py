@@ -14,6 +14,7 @@ from tests.helpers.mutations import (
     monitors,
     normalising,
     packing,
+    reporting,
     reward_model,
     rewards,
     sampling,
@@ -47,6 +48,7 @@ MUTATIONS = (
     *watchdog.MUTATIONS,
     *ages.MUTATIONS,
     *monitors.MUTATIONS,
+    *reporting.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]
