@@ -43,6 +43,7 @@ HELPER_COMMANDS = {
     "diagnose": "name a run's illnesses from its log, with evidence and remedies",
     "check-reward": "score known-good against known-bad answers with any reward",
     "export-pairs": "write a run's best and most suspicious answers as pairs to be labelled",
+    "sweep": "run a config with settings varied, for the same seeds, and compare",
 }
 
 EXPECTED_ERRORS = (

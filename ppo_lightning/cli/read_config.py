@@ -33,6 +33,21 @@ class ConfigReader(PPOLightningCLI):
         prepared, files = prepare_arguments(["fit", *arguments])
         return cls(override_lists(prepared), files)
 
+    def reread(self, arguments: Sequence[str]) -> None:
+        """Read other options by the same parser, whose making takes most of the time.
+
+        Args:
+            arguments: What would follow ``fit``.
+
+        Raises:
+            ConfigError: Something in them is wrong; the reader is of no use then.
+        """
+        prepared, files = prepare_arguments(["fit", *arguments])
+        self.files = files
+        self.parse_arguments(self.parser, override_lists(prepared))
+        self.before_instantiate_classes()
+        self.instantiate_classes()
+
     @property
     def trainer_settings(self) -> Any:
         """Settings of the Trainer, by name."""

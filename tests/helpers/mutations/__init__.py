@@ -21,6 +21,7 @@ from tests.helpers.mutations import (
     scale,
     sft,
     shaping,
+    sweeps,
     training,
     vllm,
     watchdog,
@@ -49,6 +50,7 @@ MUTATIONS = (
     *ages.MUTATIONS,
     *monitors.MUTATIONS,
     *reporting.MUTATIONS,
+    *sweeps.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]
