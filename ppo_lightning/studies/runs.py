@@ -187,9 +187,9 @@ def execute(runs: Sequence[Run], runner: Runner, *, processes: int, tell: Tell) 
 
 
 def _end(futures: Sequence[Future[tuple[Run, State]]], runner: Runner) -> None:
-    runner.stop()
-    for future in futures:
+    for future in futures:  # first, or one that waits would begin when another is stopped
         future.cancel()
+    runner.stop()
     try:
         wait(futures)
     except BaseException:  # asked for a second time

@@ -79,14 +79,14 @@ MUTATIONS = (
         "modules/update_steps.py",
         "self.trainer.should_stop = any_rank(self.trainer.should_stop, self.device)",
         "pass",
-        _STOP + "[ddp-on_train_epoch_end-2-steps5]",
+        _STOP,
     ),
     fault(
         "T42",  # a request before the first step
         "modules/update_steps.py",
         "self._stop_put_off = self.trainer.should_stop and self.trainer.fit_loop._can_stop_early",
         "self._stop_put_off = False",
-        _STOP + "[ddp-on_train_epoch_start-2-steps2]",
+        _STOP,
     ),
     fault(
         "T47",
