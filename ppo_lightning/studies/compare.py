@@ -18,7 +18,7 @@ HEALTHY = -1
 """Rank of a run that nothing was confirmed in, below that of every severity."""
 
 _MANY = 5  # arms, from which on chance is worth a word
-_CHANCE = " Of arms without any effect, chance tells one in twenty apart."
+_CHANCE = "Of arms without any effect, chance tells one in twenty apart."
 
 Point = tuple[int, float]
 
@@ -225,16 +225,15 @@ def _notes(rows: Sequence[Row], metric: str, last: int) -> tuple[str, ...]:
 
 
 def _told_apart(rows: Sequence[Row]) -> list[str]:
-    apart: Mapping[str, list[str]] = {"higher": [], "lower": []}
+    apart: Mapping[str, list[str]] = {"Higher": [], "Lower": []}
     for row in rows:
         found = row.difference
         if found is not None and found.excludes_zero:
-            apart["higher" if found.mean > 0 else "lower"].append(row.arm.label)
-    told = [f"{way} than the base: {'; '.join(arms)}" for way, arms in apart.items() if arms]
+            apart["Higher" if found.mean > 0 else "Lower"].append(row.arm.label)
+    told = [f"{way} than the base: {'; '.join(arms)}." for way, arms in apart.items() if arms]
     judged = [row for row in rows if row.difference is not None and row.difference.low is not None]
     if not judged:
         return []
     if not told:
         return ["No arm can be told from the base."]
-    chance = "" if len(judged) < _MANY else _CHANCE
-    return [f"Told from the base: {', '.join(told)}.{chance}"]
+    return told if len(judged) < _MANY else [*told, _CHANCE]

@@ -109,6 +109,8 @@ def _by_arm(comparison: Comparison) -> Plot:
 
 
 def _curves(comparison: Comparison, groups: Sequence[tuple[str, Sequence[Row]]]) -> Plot:
+    from matplotlib.ticker import MaxNLocator
+
     def draw(figure: Any) -> None:
         grid = figure.subplots(len(groups), 1, squeeze=False)
         for axes, (key, rows) in zip(grid[:, 0], groups, strict=True):
@@ -123,6 +125,7 @@ def _curves(comparison: Comparison, groups: Sequence[tuple[str, Sequence[Row]]])
                     markersize=4,
                     label=_cut(row.arm.label),
                 )
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set(xlabel="iteration", ylabel=_cut(comparison.metric), title=_cut(key))
             axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 

@@ -102,7 +102,7 @@ def test_a_seed_that_one_arm_lacks_is_in_no_difference(tmp_path):
     text = as_text(table)
     assert "2 of 3" in text
     assert "- x, seed 1: boom" in text
-    assert "higher than the base: x" in text
+    assert "Higher than the base: x." in text
 
 
 def test_one_seed_has_no_intervals_and_it_is_said(tmp_path):
@@ -164,3 +164,17 @@ def test_the_table_is_markdown(tmp_path):
     assert lines[2].startswith("| arm")
     assert "a\\|b" in lines[4]
     assert len({len(line) for line in lines[2:5]}) == 1
+
+
+def test_what_is_told_apart_is_named_and_of_many_a_word_on_chance(tmp_path):
+    base = measured(tmp_path, BASE, BASES)
+    others = [
+        measured(tmp_path, f"x{n}", [[1.0 + shift], [2.0 + shift], [4.0 + shift]])
+        for n, shift in enumerate((0.5, -0.5, 1.0))
+    ]
+    notes = compare([base, *others], METRIC, 2).notes
+    assert notes[2:] == ("Higher than the base: x0; x2.", "Lower than the base: x1.")
+    more = [measured(tmp_path, f"y{n}", BASES) for n in range(2)]
+    assert (
+        "chance tells one in twenty apart" in compare([base, *others, *more], METRIC, 2).notes[-1]
+    )
