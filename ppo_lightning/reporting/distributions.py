@@ -38,13 +38,15 @@ class Histogram:
 
 def score_map(folder: Path) -> HeatMap | None:
     """Return the distribution of the raw scores, where the run has kept histograms."""
-    found = _of_file(folder / HISTOGRAMS, "score") or list(_of_reports(folder / "rewards"))
+    found = _of_file(folder / HISTOGRAMS, "rollout/raw_score") or list(
+        _of_reports(folder / "rewards")
+    )
     return _heat_map(found, key="score-histogram", title="Raw scores: distribution", unit="reward")
 
 
 def length_map(folder: Path) -> HeatMap | None:
     """Return the distribution of the lengths, where the run has kept histograms."""
-    found = _of_file(folder / HISTOGRAMS, "length")
+    found = _of_file(folder / HISTOGRAMS, "rollout/response_length")
     return _heat_map(found, key="length-histogram", title="Lengths: distribution", unit="tokens")
 
 

@@ -13,7 +13,7 @@ from ppo_lightning.reporting.load import Run
 TABLE_ROWS = 40
 """Rows of the table beside a plot: evenly chosen where there are more."""
 
-_ENTROPY_AT = re.compile(r"rollout/entropy_at/(\d+)-(\d+)/mean")
+_ENTROPY_AT = re.compile(r"rollout/entropy_at/(\d+)(?:-(\d+|up))?/mean")
 _Item = TypeVar("_Item")
 _LARGEST = 1e100  # beyond any number in float32; axes overflow well above it
 _LOG_RANGE = 200.0  # largest over smallest beyond which an axis is logarithmic
@@ -324,7 +324,7 @@ def entropy_by_position(run: Run) -> HeatMap | None:
     for name in dict.fromkeys(name for values in run.logged for name in values):
         match = _ENTROPY_AT.fullmatch(name)
         if match:
-            names[int(match[1]), int(match[2])] = name
+            names[_places(match[1], match[2])] = name
     if not names:
         return None
     parts = sorted(names)
@@ -341,6 +341,14 @@ def entropy_by_position(run: Run) -> HeatMap | None:
         y_label="position, tokens",
         value_label="nats per token",
     )
+
+
+def _places(first: str, last: str | None) -> tuple[int, int]:
+    """Return where a bin of places begins, and where the next one does."""
+    start = int(first)
+    if last == "up":
+        return start, 2 * start
+    return start, int(last or first) + 1
 
 
 # ---------------------------------------------------------------------- tables

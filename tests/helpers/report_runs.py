@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_lightning.io import as_jsonl, write_text_atomic
-from ppo_lightning.metrics import AnswerStats, IterationStats, MetricsWriter
+from ppo_lightning.metrics import POSITIONS, AnswerStats, IterationStats, MetricsWriter
 
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"alert('1')\"> \" ' & "
 """A response that would run, and look, as its writer wants where it is not escaped."""
@@ -116,9 +116,9 @@ def _add_positions(path: Path) -> None:
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:
-        for start in range(0, 64, 8):
+        for start, places in enumerate(POSITIONS[:6]):
             share = math.exp(-row["run/iteration"] / (40 + start))
-            row[f"rollout/entropy_at/{start}-{start + 8}/mean"] = 2.0 * share * (1 - start / 128)
+            row[f"rollout/entropy_at/{places}/mean"] = 2.0 * share * (1 - start / 12)
     text = "\n".join([head, *(json.dumps(row) for row in rows)])
     write_text_atomic(path, f"{text}\n")
 
@@ -129,8 +129,11 @@ def _histograms(iteration: int, iterations: int) -> dict[str, Any]:
     lengths = [4.0 * i for i in range(17)]
     return {
         "run/iteration": iteration,
-        "score": {"edges": scores, "counts": _bell(scores, middle, 0.8)},
-        "length": {"edges": lengths, "counts": _bell(lengths, 30 + 10 * middle, 8)},
+        "rollout/raw_score": {"edges": scores, "counts": _bell(scores, middle, 0.8)},
+        "rollout/response_length": {
+            "edges": lengths,
+            "counts": _bell(lengths, 30 + 10 * middle, 8),
+        },
     }
 
 

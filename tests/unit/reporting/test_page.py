@@ -233,3 +233,20 @@ def luminance(colour):
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_pictures_are_made_of_what_runs_write(tmp_path):
+    from ppo_lightning.functional import Histogram
+    from ppo_lightning.metrics import POSITIONS, BufferHistograms, HistogramWriter, PositionStats
+    from ppo_lightning.reporting.distributions import length_map, score_map
+    from ppo_lightning.reporting.figures import entropy_by_position
+
+    places = {name: PositionStats(mean=1.0) for name in (*POSITIONS[:3], POSITIONS[-1])}
+    write_metrics(tmp_path, [healthy_row(i, entropy_at=places) for i in range(2)])
+    writer = HistogramWriter(tmp_path / "histograms.jsonl")
+    bins = Histogram(edges=(0.0, 1.0, 2.0), counts=(3, 1))
+    for iteration in range(2):
+        found = BufferHistograms(iteration=iteration, raw_score=bins, response_length=bins)
+        writer.write(found)
+    assert score_map(tmp_path).x == length_map(tmp_path).x == [0, 1]
+    assert entropy_by_position(load_run(tmp_path)).edges == [0.0, 1.0, 2.0, 16384.0, 32768.0]
