@@ -110,7 +110,8 @@ def _heat_map(
     step = math.ceil(len(histograms) / _MOST_COLUMNS)
     shown = histograms[::step]
     low, high = bounds
-    edges = [low + (high - low) * i / _BINS for i in range(_BINS + 1)]
+    bins = _bins(shown, high - low)
+    edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     return HeatMap(
         key=key,
         title=title,
@@ -144,6 +145,13 @@ def _bounds(histograms: Sequence[Histogram]) -> tuple[float, float] | None:
     kept = kept or [(low, high) for low, high, _ in parts]
     low, high = min(low for low, _ in kept), max(high for _, high in kept)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _bins(histograms: Sequence[Histogram], width: float) -> int:
+    """Return how many bins to draw: none finer than those that were counted."""
+    parts = (b - a for h in histograms for a, b in zip(h.edges[:-1], h.edges[1:], strict=True))
+    narrowest = min((part for part in parts if part > 0), default=0.0)
+    return min(max(round(width / narrowest), 1), _BINS) if narrowest else _BINS
 
 
 def _shares(histogram: Histogram, edges: Sequence[float]) -> list[float]:

@@ -100,6 +100,7 @@ def draw_heat_map(plot: HeatMap, examination: Examination) -> str:
             aspect="auto",
             interpolation="nearest",
             cmap="viridis",
+            vmin=0.0,  # or rounding would look like a difference
             extent=(plot.x[0] - half, plot.x[-1] + half, 0, len(plot.edges) - 1),
         )
         ticks = _edge_ticks(plot)

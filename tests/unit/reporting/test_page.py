@@ -249,4 +249,5 @@ def test_pictures_are_made_of_what_runs_write(tmp_path):
         found = BufferHistograms(iteration=iteration, raw_score=bins, response_length=bins)
         writer.write(found)
     assert score_map(tmp_path).x == length_map(tmp_path).x == [0, 1]
+    assert score_map(tmp_path).cells == [[0.75, 0.25]] * 2  # no finer than what was counted
     assert entropy_by_position(load_run(tmp_path)).edges == [0.0, 1.0, 2.0, 16384.0, 32768.0]
