@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -176,22 +176,22 @@ def execute(runs: Sequence[Run], runner: Runner, *, processes: int, tell: Tell) 
             tell(run, state)
 
     with ThreadPoolExecutor(max_workers=processes) as pool:
-        futures: list[Future[tuple[Run, State]]] = []
         try:
-            futures = [pool.submit(_attempt, run, runner, say) for run in waiting]
-            for future in as_completed(futures):
+            for future in as_completed(
+                [pool.submit(_attempt, run, runner, say) for run in waiting]
+            ):
                 say(*future.result())
         except BaseException:
-            _end(futures, runner)
+            _end(pool, runner)
             raise
 
 
-def _end(futures: Sequence[Future[tuple[Run, State]]], runner: Runner) -> None:
-    for future in futures:  # first, or one that waits would begin when another is stopped
-        future.cancel()
+def _end(pool: ThreadPoolExecutor, runner: Runner) -> None:
+    # First, or one that waits would begin when another is stopped.
+    pool.shutdown(wait=False, cancel_futures=True)
     runner.stop()
     try:
-        wait(futures)
+        pool.shutdown()
     except BaseException:  # asked for a second time
         runner.kill()
         raise
