@@ -1,5 +1,6 @@
 """Checkpoints in parts: written by all ranks or by none, read in any portions."""
 
+import shutil
 import time
 
 import pytest
@@ -93,6 +94,14 @@ def test_another_run_that_clears_up_leaves_what_is_being_written(tmp_path):
     run_on_ranks(write_beside_another_run, 2, tmp_path)
     whole = made_whole(read_checkpoint(tmp_path / "epoch=4.ckpt"))
     assert torch.equal(whole["state_dict"]["a"], WHOLE["state_dict"]["a"])
+
+
+def test_a_part_that_stands_for_another_is_not_counted_twice(tmp_path):
+    run_on_ranks(write, 2, tmp_path)
+    folder = tmp_path / "epoch=4.ckpt"
+    shutil.copy(folder / "part_00000.pt", folder / "part_00001.pt")
+    with pytest.raises(CheckpointError, match="lacks 6 values of"):
+        made_whole(read_checkpoint(folder))
 
 
 def test_a_block_across_parts_is_read(tmp_path):
