@@ -177,9 +177,8 @@ def execute(runs: Sequence[Run], runner: Runner, *, processes: int, tell: Tell) 
 
     with ThreadPoolExecutor(max_workers=processes) as pool:
         try:
-            for future in as_completed(
-                [pool.submit(_attempt, run, runner, say) for run in waiting]
-            ):
+            futures = [pool.submit(_attempt, run, runner, say) for run in waiting]
+            for future in as_completed(futures):
                 say(*future.result())
         except BaseException:
             _end(pool, runner)

@@ -152,7 +152,9 @@ def test_what_is_done_when_it_is_stopped_is_shown_and_kept(call, runner, number,
     runner.golds, runner.made = golds_by_clip, []
     runner.stopped.clear()
     assert call(CLIP)[0] == 0
-    assert sorted(runner.made) == [("clip_range=0.1", 1, True), ("clip_range=0.3", 1, False)]
+    made = {arm: again for arm, _, again in runner.made}
+    assert made.keys() == {"clip_range=0.1", "clip_range=0.3"}  # the base was finished
+    assert made["clip_range=0.1"]  # the other may have begun, too, before it was heard
 
 
 @pytest.mark.parametrize(
