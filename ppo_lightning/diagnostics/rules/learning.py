@@ -85,7 +85,7 @@ def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
     level = middle([abs(value) for value in known[-5:]])
     if level is None or len(known) <= limits.blind_after or level >= limits.dim_variance:
         return None
-    blind = seen("explained_variance", now, limit=limits.blind_variance, note="it sees nothing")
     late = len(known) > 2 * limits.blind_after
-    severity: Severity = "ill" if late or level < limits.blind_variance else "watch"
-    return found(severity, blind, height, form=BLIND)
+    limit = limits.dim_variance if late else limits.blind_variance
+    blind = seen("explained_variance", now, limit=limit, note="it sees next to nothing")
+    return found("ill" if level < limit else "watch", blind, height, form=BLIND)
