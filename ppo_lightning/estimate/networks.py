@@ -68,7 +68,7 @@ class Networks:
         if trained.critic is not None:
             trunks.append(trained.critic.backbone)
         for trunk in {id(trunk): trunk for trunk in trunks}.values():
-            guess_reading(trunk, packing=run.policy.padding_free, narrow=run.policy.fused_layers)
+            guess_reading(trunk, packing=run.policy.padding_free)
         if run.policy.cache_frozen_trunk:
             guess_frozen_trunk(trained.causal_lm)
         for network in (trained, frozen, *(model for _, model in scorers)):

@@ -34,8 +34,6 @@ class TokenLayout:
         shape: ``(B, R)``.
         trunk: What the model's frozen blocks make of the input, where that is known. ``[1, T, H]``,
             of padded rows ``[B, S, H]``.
-        rows: All places and last places once, in order, and fillers among them up to a round
-            number; None where that is every token of the input. ``[K]`` long.
     """
 
     inputs: ModelInputs
@@ -46,7 +44,6 @@ class TokenLayout:
     last_rows: Tensor
     shape: tuple[int, int]
     trunk: Tensor | None = None
-    rows: Tensor | None = None
 
     @classmethod
     def of(
@@ -71,28 +68,25 @@ class TokenLayout:
             trunk: What the model's frozen blocks make of the sequences, if known.
         """
         scored, prompt = sequences.response_mask, sequences.prompt_ids.shape[1]
-        given = sequences.attention_mask
-        real = given if final else _without_last(given, prompt)
+        real = sequences.attention_mask
+        if not final:
+            real = _without_last(real, prompt)
         ids = sequences.input_ids.masked_fill(~real, 0)
-        grid = _Packed(real, ids, prompt, multiple, given) if packed else _Padded(real, ids)
+        grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
         states = None if trunk is None else trunk.at(grid.cells)
         cells = scored.flatten().nonzero()[:, 0]
         rows, columns = cells // scored.shape[1], cells % scored.shape[1]
         last = last_index(scored)
         last_rows = (last >= 0).nonzero()[:, 0] if final else last[:0]
-        places = grid.places(rows, prompt - 1 + columns)
-        last_places = grid.places(last_rows, prompt + last[last_rows])
-        size = grid.inputs.input_ids.numel()
         return cls(
             inputs=grid.inputs,
-            places=places,
-            last_places=last_places,
+            places=grid.places(rows, prompt - 1 + columns),
+            last_places=grid.places(last_rows, prompt + last[last_rows]),
             targets=sequences.response_ids.flatten()[cells],
             cells=cells,
             last_rows=last_rows,
             shape=(scored.shape[0], scored.shape[1]),
             trunk=states,
-            rows=_rows_of(torch.cat([places, last_places]), size, multiple),
         )
 
     @property
@@ -141,7 +135,7 @@ def read_whole(
     """
     real, prompt = sequences.attention_mask, sequences.prompt_ids.shape[1]
     ids = sequences.input_ids.masked_fill(~real, 0)
-    grid = _Packed(real, ids, prompt, multiple, real) if packed else _Padded(real, ids)
+    grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
     rows, columns = (torch.arange(n, device=real.device) for n in real.shape)
     places = grid.places(rows[:, None], columns[None])
     return grid.inputs, places.clamp(0, grid.inputs.input_ids.numel() - 1)
@@ -172,25 +166,15 @@ class _Packed:
     """The real tokens of a ``[B, S]`` grid, one row after the other.
 
     A prompt that stands in several rows is read once: in the first of them, its leader.
-
-    Args:
-        real: Tokens to read. ``[B, S]`` bool.
-        ids: Of all. ``[B, S]`` long.
-        prompt: Columns of prompts.
-        multiple: Their number is made one of this.
-        given: Them, and the last of responses, which nobody sees. ``[B, S]`` bool.
     """
 
-    def __init__(
-        self, real: Tensor, ids: Tensor, prompt: int, multiple: int, given: Tensor
-    ) -> None:
+    def __init__(self, real: Tensor, ids: Tensor, prompt: int, multiple: int) -> None:
         self._prompt, self._width = prompt, real.shape[1]
         self._leaders = first_alike(ids[:, :prompt], real[:, :prompt])
         own = self._leaders == torch.arange(len(real), device=real.device)
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
         if multiple > 1:
-            real, kept = _with_spare(real, kept, given & ~real, multiple)
             filler = _filler(real, kept, multiple)
             rows = torch.arange(len(real), len(real) + len(filler), device=real.device)
             real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
@@ -218,26 +202,6 @@ class _Packed:
         return Packing(lengths, cells[kept[rows, columns]], tokens)
 
 
-def _rows_of(asked: Tensor, size: int, multiple: int) -> Tensor | None:
-    """List the tokens that are asked about, and others up to a round number.
-
-    Args:
-        asked: Some of them several times. ``[N]`` long.
-        size: Tokens that there are.
-        multiple: Of ``rounded_up``.
-
-    Returns:
-        ``[K]`` long, in order, each once; None if it would be all.
-    """
-    taken = torch.zeros(size, dtype=torch.bool, device=asked.device).index_fill_(0, asked, True)
-    count = int(taken.sum())
-    wanted = rounded_up(max(count, 1), multiple)  # none at all is a shape that layers may not know
-    if wanted >= size:
-        return None
-    taken[(~taken).nonzero()[: wanted - count, 0]] = True
-    return taken.nonzero()[:, 0]
-
-
 def _without_last(real: Tensor, prompt: int) -> Tensor:
     """Take the last token of each response away; prompts stay whole. ``[B, S]`` bool."""
     kept = real.clone()
@@ -245,24 +209,6 @@ def _without_last(real: Tensor, prompt: int) -> Tensor:
         kept[:, prompt:-1] &= real[:, prompt + 1 :]
         kept[:, -1] = False
     return kept
-
-
-def _with_spare(real: Tensor, kept: Tensor, spare: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
-    """Fill up with the last tokens of responses: attention to a row of its own costs more.
-
-    Args:
-        real: Tokens of each row. ``[B, S]`` bool.
-        kept: Those that are read. ``[B, S]`` bool.
-        spare: The last tokens, none of which is real. ``[B, S]`` bool.
-        multiple: See ``_filler``.
-
-    Returns:
-        ``(real, kept)``, with no more of the last tokens than fill up.
-    """
-    count = int(kept.sum())
-    cells = spare.flatten().nonzero()[: rounded_up(count, multiple) - count, 0]
-    taken = torch.zeros_like(spare).flatten().index_fill_(0, cells, True).view_as(spare)
-    return real | taken, kept | taken
 
 
 def _filler(real: Tensor, kept: Tensor, multiple: int) -> Tensor:

@@ -45,7 +45,6 @@ from ppo_lightning.models.folders import (
     unreadable,
 )
 from ppo_lightning.models.fused import fuse_layers, recompute_gates
-from ppo_lightning.models.last_block import learn_narrow_layers
 from ppo_lightning.models.locate import local_path
 from ppo_lightning.models.precision import quantise_linears
 from ppo_lightning.models.reading import learn_reading
@@ -311,8 +310,6 @@ def _load(
     if decoder:
         check_behaviour(model, source.path)
         learn_reading(model, packing=source.padding_free)
-    if source.fused_layers and (decoder or hasattr(model, "score")):
-        learn_narrow_layers(model)
     return model
 
 

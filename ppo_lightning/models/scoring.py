@@ -26,7 +26,6 @@ from ppo_lightning.models.adapters import base_causal_lm
 from ppo_lightning.models.frozen_trunk import begun_with, frozen_trunk_of
 from ppo_lightning.models.fused import family_of
 from ppo_lightning.models.inputs import Forward, call_model, replaced_forward
-from ppo_lightning.models.last_block import narrowed
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.reading import reading_of
 from ppo_lightning.types import Sequences
@@ -154,12 +153,12 @@ def states_at_door(
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     caught: list[Tensor] = []
 
-    def at_door(plain: Forward, hidden: Tensor) -> Tensor:
+    def narrowed(plain: Forward, hidden: Tensor) -> Tensor:
         caught.append(hidden.flatten(0, 1)[layout.asked])
         return instead(plain, caught[-1])
 
     known = nullcontext() if layout.trunk is None else begun_with(model, layout.trunk)
-    with replaced_forward(head, at_door), known, narrowed(model, layout.rows):
+    with replaced_forward(head, narrowed), known:
         logits: Tensor = call_model(model, layout.inputs).logits
     return logits, caught[-1]
 

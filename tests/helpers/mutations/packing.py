@@ -102,34 +102,6 @@ MUTATIONS = (
         "unit/models/test_frozen_trunk.py::test_nor_is_what_never_was_one",
     ),
     fault(
-        "T17",  # keys of a model at its start are so small that it hardly shows who needs them
-        "models/last_block.py",
-        "fill=torch.nan",
-        "fill=0.0",
-        "unit/models/test_last_block.py::test_of_a_model_at_its_start_keys_are_all_computed",
-    ),
-    fault(
-        "T21",  # a block that is run again in the backward pass is run otherwise
-        "models/last_block.py",
-        'getattr(part, "gradient_checkpointing", False) or ',
-        "",
-        "unit/models/test_last_block.py::test_blocks_that_are_recomputed_compute_all_tokens",
-    ),
-    fault(
-        "T44",  # a product is compiled for each number of tokens that are asked about
-        "models/layout.py",
-        "wanted = rounded_up(max(count, 1), multiple)",
-        "wanted = rounded_up(max(count, 1), 1)",
-        "unit/models/test_last_block.py::test_fillers_are_computed_up_to_a_round_number",
-    ),
-    fault(
-        "T17",  # more last tokens are read than make the number round
-        "models/layout.py",
-        "[: rounded_up(count, multiple) - count, 0]",
-        "[:, 0]",
-        "unit/models/test_layout.py::test_no_more_last_tokens_are_read_than_fill_up",
-    ),
-    fault(
         "T38",  # DDP waits for parameters that the first of two backward passes does not reach
         "modules/update.py",
         "not apart or shares_gradients(self.networks.parameters())",
