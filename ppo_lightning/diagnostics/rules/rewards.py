@@ -38,7 +38,8 @@ def reward_outlier(course: Course, limits: RuleLimits) -> Finding | None:
     low_of, high_of = mean_of.replace("mean", "min"), mean_of.replace("mean", "max")
     skew, low, high = course.value("raw_score_skew"), course.value(low_of), course.value(high_of)
     # One outlier among n scores makes a skew of about √n, however far off it is.
-    limit = min(limits.outlier_skew, 0.7 * math.sqrt(course.value("num_responses") or math.inf))
+    responses = max(course.value("num_responses") or 0.0, 0.0) or math.inf
+    limit = min(limits.outlier_skew, 0.7 * math.sqrt(responses))
     if skew is None or abs(skew) <= limit or low is None or high is None:
         return None
     level, spread = _usual_scores(course, mean_of, std_of)

@@ -123,7 +123,9 @@ def test_few_scores_cannot_be_very_skewed():
     rows = [*run(6), healthy(6, num_responses=32.0, **odd)]
     assert finding("reward_outlier", rows) is not None
     assert finding("reward_outlier", [*run(6), healthy(6, num_responses=128.0, **odd)]) is None
-    assert finding("reward_outlier", [*run(6), healthy(6, num_responses=None, **odd)]) is None
+    for unknown in (None, -1.0, 0.0):
+        rows = [*run(6), healthy(6, num_responses=unknown, **odd)]
+        assert finding("reward_outlier", rows) is None
 
 
 @pytest.mark.parametrize(("changes", "form"), [
