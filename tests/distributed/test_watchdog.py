@@ -215,7 +215,8 @@ def hanging(model_dir, folder):
 
 def test_t42_a_rank_that_hangs_is_named_with_the_line_it_hangs_in(tiny_llama_dir, tmp_path):
     codes, said = ended(hanging, tmp_path, tiny_llama_dir, tmp_path)
-    assert codes == [LOST_RANK, LOST_RANK]
+    assert codes[1] == LOST_RANK
+    assert codes[0] in (RAISED, LOST_RANK)  # its sum may fail before its own watch ends it
     assert "rank 1 has made no progress for" in said
     assert "in `reward`, iteration 0, step 0 at distributed/test_watchdog.py:" in said
     assert "(hangs)" in said
