@@ -177,16 +177,14 @@ class Treatment:
         low, high = self.config.bounds(dial)
         factor = min(max(factor, low), high) * scale
         if value is not None:
-            value = value * factor if dial != ENTROPY else min(value * factor, self._most_entropy)
+            value = (
+                value * factor if dial != ENTROPY else min(value * factor, self.config.max_ent_coef)
+            )
             controls.request(self._request(dial, reason, value=value))
         elif factor != 1.0:
             controls.request(self._request(dial, reason, factor=factor))
         else:
             controls.withdraw(self.source, dial)
-
-    @property
-    def _most_entropy(self) -> float:
-        return self.config.max_ent_coef
 
     def _request(self, dial: str, reason: str, **what: Any) -> Request:
         return Request(source=self.source, dial=dial, layer="doctor", reason=reason, **what)

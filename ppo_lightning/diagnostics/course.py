@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from functools import cached_property
 from statistics import median
+from typing import Any
 
-from ppo_lightning.metrics import AnswerStats, IterationStats
+from ppo_lightning.metrics import IterationStats
 
 FIRST = 8
 """Rows kept from the start of a run, and from the start of the actor's training."""
@@ -18,7 +18,6 @@ RECENT = 64
 
 _START = 3  # rows that make the level at the start
 _NOW = 5  # rows that make the present level
-_MEASURED = frozenset(field.name for field in fields(IterationStats))
 
 
 class Course:
@@ -63,10 +62,6 @@ class Course:
     def first(self, name: str) -> float | None:
         """Return the first value that was measured."""
         return next((v for row in self.rows if (v := finite(getattr(row, name))) is not None), None)
-
-    def held(self, name: str, limit: float, *, times: int, among: int) -> bool:
-        """Whether the value was above ``limit`` in ``times`` of the last ``among`` rows."""
-        return sum(value > limit for value in self.values(name, among)) >= times
 
     # ------------------------------------------------------------------ how far the run is
 
@@ -142,16 +137,20 @@ def is_trained(row: IterationStats) -> bool:
 
 
 def judgement(row: IterationStats) -> tuple[float, float] | None:
-    """Return gold score and standard error: of the likeliest answers, which vary least, if any."""
+    """Return gold score and standard error (0 where unknown) of the answers that were judged."""
+    answers = judged_answers(row)
+    gold = None if answers is None else finite(answers.gold)
+    if answers is None or gold is None:
+        return None
+    return gold, finite(answers.gold_error) or 0.0
+
+
+def judged_answers(row: IterationStats) -> Any:
+    """Answers with a gold score: the likeliest ones, which vary least, if there are any."""
     for answers in (row.val_greedy, row.val_sampled):
-        if isinstance(answers, AnswerStats) and (gold := finite(answers.gold)) is not None:
-            return gold, finite(answers.gold_error) or 0.0
+        if answers is not None and finite(answers.gold) is not None:
+            return answers
     return None
-
-
-def is_field(name: str) -> bool:
-    """Whether rows have a field of this name."""
-    return name in _MEASURED
 
 
 def finite(value: float | None) -> float | None:

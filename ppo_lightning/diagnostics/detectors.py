@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ppo_lightning.diagnostics.course import judged_answers
 from ppo_lightning.diagnostics.illnesses import UPDATE_ILLNESSES
 from ppo_lightning.diagnostics.thresholds import DetectorConfig
 from ppo_lightning.metrics import AnswerStats, IterationStats
@@ -166,8 +167,8 @@ def entropy_collapse(history: History, config: DetectorConfig) -> Verdict | None
 def gold_drop(history: History, config: DetectorConfig) -> Verdict | None:
     """The independent judge's score fell below its best, at some validations in a row."""
     now = history[-1]
-    judged = [answers for row in history if (answers := _judged(row)) is not None]
-    if config.gold_drop is None or _judged(now) is None or len(judged) <= config.gold_patience:
+    judged = [answers for row in history if (answers := judged_answers(row)) is not None]
+    if config.gold_drop is None or not is_judged(now) or len(judged) <= config.gold_patience:
         return None
     before, recent = judged[: -config.gold_patience], judged[-config.gold_patience :]
     best = max(before, key=lambda answers: answers.gold)
@@ -226,7 +227,7 @@ def is_of_update_alone(verdicts: Sequence[Verdict], now: IterationStats) -> bool
 
 def is_judged(row: IterationStats) -> bool:
     """Whether the iteration has a validation with a gold score."""
-    return _judged(row) is not None
+    return judged_answers(row) is not None
 
 
 def trimmed(history: History, keep: int) -> list[IterationStats]:
@@ -238,7 +239,7 @@ def trimmed(history: History, keep: int) -> list[IterationStats]:
     """
     old, recent = list(history[:-keep]), list(history[-keep:])
     first = next((row for row in history if _finite(row.entropy)), None)
-    judged = [(answers.gold, row) for row in old if (answers := _judged(row)) is not None]
+    judged = [(answers.gold, row) for row in old if (answers := judged_answers(row)) is not None]
     best = max(judged, key=lambda pair: pair[0], default=(0.0, None))[1]
     return [row for row in old if row is first or row is best] + recent
 
@@ -250,14 +251,6 @@ def _running(values: Sequence[float | None], window: int) -> tuple[float, float]
         return 0.0, 0.0
     level = median(known)
     return level, _MAD_TO_DEVIATION * median(abs(value - level) for value in known)
-
-
-def _judged(row: IterationStats) -> Any:
-    """Answers with a gold score: the likeliest ones, which vary least, if there are any."""
-    for answers in (row.val_greedy, row.val_sampled):
-        if answers is not None and _finite(answers.gold):
-            return answers
-    return None
 
 
 def _nonfinite_in_buffer(row: IterationStats) -> str | None:

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-ILLNESSES = (
-    "critic_failure",
-    "entropy_collapse",
-    "kl_runaway",
-    "length_exploitation",
-    "no_reward_signal",
-    "nonfinite_update",
-    "oscillation",
-    "over_optimisation",
-    "overfit_buffer",
-    "policy_collapse",
-    "rank_trouble",
-    "reward_hacking",
-    "reward_nonfinite",
-    "reward_outlier",
-    "reward_scale",
-    "sampling_mismatch",
-    "stale_rollouts",
-    "stalled",
-    "update_too_large",
-)
+from ppo_lightning.diagnostics.rules import RULES
+
+ILLNESSES = tuple(sorted(rule.illness for rule in RULES))
 """Those that this project's table knows; a detector of one's own may report others."""
 
 UPDATE_ILLNESSES = frozenset({"nonfinite_update", "update_too_large"})

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from ppo_lightning.metrics import HistogramWriter, IterationStats
-from ppo_lightning.modules.metrics_file import run_folder
+from ppo_lightning.modules.metrics_file import file_to_write
 from ppo_lightning.modules.slices import buffer_histograms
 
 
@@ -29,9 +29,8 @@ class HistogramFile(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        path = run_folder(trainer) / self.filename
-        trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial_run or not trainer.is_global_zero:
+        path = file_to_write(trainer, self.filename)
+        if path is None:
             return
         self._writer = HistogramWriter(path)
         if trainer.current_epoch > 0:

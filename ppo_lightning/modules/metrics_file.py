@@ -18,6 +18,16 @@ def run_folder(trainer: pl.Trainer) -> Path:
     return Path(trainer.log_dir or trainer.default_root_dir)
 
 
+def file_to_write(trainer: pl.Trainer, name: str) -> Path | None:
+    """Return a file of the run's folder on the rank that writes it. To be called on all ranks.
+
+    None on the others, and in a trial run, which leaves nothing behind.
+    """
+    path = run_folder(trainer) / name
+    trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+    return None if trial_run or not trainer.is_global_zero else path
+
+
 class MetricsFile(pl.Callback):
     """Write what was measured in each iteration as one line of a JSONL file.
 
@@ -36,9 +46,8 @@ class MetricsFile(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        path = run_folder(trainer) / self.filename
-        trial_run: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial_run or not trainer.is_global_zero:
+        path = file_to_write(trainer, self.filename)
+        if path is None:
             return
         steps_done = getattr(pl_module, "steps_done", None)
         if steps_done is not None:
