@@ -146,16 +146,17 @@ def read(file: Path) -> list[Result]:
 
 
 def planned(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Yield all runs: few seeds of the known world, more of healthy runs; and the other world."""
+    """Yield all runs: few seeds of the known world, more of healthy runs; and the other worlds."""
     for number, name in enumerate(given.only):
         healthy = name == "healthy"
         seeds = given.seeds or [*range(HEALTHY_SEEDS if healthy else 3)]
         for seed in seeds:
             yield from ((name, policy, seed) for policy in given.policies)
-        if not given.seeds:
-            others = range(6) if healthy else [6 + number]
-            for world in OTHER_WORLDS:
-                yield from ((name, "observe", 100 * world + other) for other in others)
+        if given.seeds:
+            continue
+        others = range(6) if healthy else [6 + number]
+        for world in OTHER_WORLDS:
+            yield from ((name, "observe", 100 * world + other) for other in others)
 
 
 def main() -> None:

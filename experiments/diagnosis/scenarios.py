@@ -139,6 +139,26 @@ OTHER_WORLDS: Mapping[int, Overlay] = {
             "critic": {"lr": 4e-3},
         }
     ),
+    3: Overlay(
+        settings={
+            "world": {"hidden_size": 48, "intermediate_size": 64},
+            "sampling": {"max_new_tokens": 5},
+            "buffer": {"num_prompts": 128, "num_minibatches": 4},
+            "kl": {"coef": 0.6},
+            "actor": {"lr": 1.5e-3},
+            "critic": {"lr": 4e-3},
+        }
+    ),
+    4: Overlay(
+        settings={
+            "world": {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48},
+            "sampling": {"max_new_tokens": 8},
+            "buffer": {"num_prompts": 112, "num_minibatches": 4},
+            "kl": {"coef": 1.2},
+            "actor": {"lr": 2e-3},
+            "critic": {"lr": 4e-3},
+        }
+    ),
 }
 """Other sizes, lengths, buffers and rates, by the hundreds of the seeds: runs that no limit was
 chosen with when they were made."""

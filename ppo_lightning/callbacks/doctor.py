@@ -44,8 +44,9 @@ class Doctor(pl.Callback):
     - ``advise`` adds likely causes and what to try, with values.
     - ``act`` turns dials as well, within ``treatment``'s bounds: rates, β, ε, the entropy bonus,
       update epochs, a pause of the actor while the critic learns. All of it is in the journal, and
-      is taken back after ``treatment.undo_after`` iterations without a sign. ``stop_on`` names
-      illnesses that end the run when they are ``critical``, or still there after the last dose.
+      is taken back dose by dose, each after ``treatment.undo_after`` iterations without a sign.
+      ``stop_on`` names illnesses that end the run when they are ``critical``, or still there after
+      the last dose.
 
     The command line brings one to every run that has none.
 
@@ -165,8 +166,8 @@ class Doctor(pl.Callback):
             done = self.treatment.dose(module.controls, diagnosis, spread=spread)
             if done:
                 rank_zero_info(f"{SOURCE} treats {diagnosis.illness}: {', '.join(done)}.")
-        for illness in self.treatment.review(module.controls, found):
-            rank_zero_info(f"{SOURCE}: the treatment of {illness} has ended.")
+        for illness, undone in self.treatment.review(module.controls, found).items():
+            rank_zero_info(f"{SOURCE} takes a dose for {illness} back: {', '.join(undone)}.")
 
     def _should_stop(self, diagnosis: Diagnosis) -> bool:
         if diagnosis.illness not in self.stop_on:

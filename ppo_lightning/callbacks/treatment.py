@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,8 +21,9 @@ class TreatmentConfig:
     Args:
         max_doses: How often each illness is treated.
         wait: Iterations between two doses for one illness, so that the first can show its effect.
-        undo_after: Iterations without a sign after which what was turned for an illness is turned
-            back; twice as many after each relapse. None never turns back.
+        undo_after: Iterations without a sign after which the latest dose for an illness is taken
+            back, and after as many again the one before; twice as many after each relapse. None
+            never turns back.
         max_kl_coef_factor: Most that β is multiplied by, all doses together; the reciprocal bounds
             how far it is lowered.
         min_actor_lr_factor: Least that the actor's rate is multiplied by, all doses together; the
@@ -34,7 +36,7 @@ class TreatmentConfig:
     max_doses: int = 3
     wait: int = 3
     undo_after: int | None = 20
-    max_kl_coef_factor: float = 32.0
+    max_kl_coef_factor: float = 64.0
     min_actor_lr_factor: float = 0.01
     min_critic_lr_factor: float = 0.1
     min_clip_range_factor: float = 0.25
@@ -63,20 +65,38 @@ class DoseRecord:
     """What was done for one illness.
 
     Args:
-        doses: How often it was treated in this episode.
-        last: Iteration of the latest dose.
-        relapses: How often it came back after all was turned back.
-        factors: Dial to the product of the factors of all doses.
-        values: Dial to a value that was set.
+        given: The doses that are in force, oldest first: dial to factor.
+        last: Iteration in which one was given or taken back.
+        is_tapering: Whether the latest of all was taken back since.
+        relapses: How often the illness came back then.
+        values: Dial to a value that was set by the first dose.
         scales: Dial to the spread that it was multiplied by, outside of all bounds.
     """
 
-    doses: int = 0
+    given: list[dict[str, float]] = field(default_factory=list)
     last: int = -1
+    is_tapering: bool = False
     relapses: int = 0
-    factors: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
+
+    def factor(self, dial: str) -> float:
+        """Product of the factors of all doses in force."""
+        return math.prod(dose.get(dial, 1.0) for dose in self.given)
+
+    def dials(self) -> set[str]:
+        """Return those that are turned."""
+        return {*self.values, *self.scales}.union(*self.given)
+
+    def take_back(self, iteration: int) -> set[str]:
+        """Take the latest dose back; returns the dials that it had turned."""
+        turned = self.dials()
+        self.given.pop()
+        self.last, self.is_tapering = iteration, True
+        if not self.given:
+            self.values.clear()
+            self.scales.clear()
+        return turned
 
 
 class Treatment:
@@ -91,7 +111,7 @@ class Treatment:
 
     def __init__(self, source: str, config: TreatmentConfig) -> None:
         self.source, self.config = source, config
-        self.courses: dict[str, DoseRecord] = {}
+        self.records: dict[str, DoseRecord] = {}
 
     def dose(self, controls: Controls, diagnosis: Diagnosis, *, spread: float) -> list[str]:
         """Treat an illness, if a dose is due.
@@ -106,50 +126,48 @@ class Treatment:
         """
         card, now = HANDBOOK.get(diagnosis.illness), diagnosis.iteration
         turns = () if card is None else [t for t in card.turns if t.form in ("", diagnosis.form)]
-        course = self.courses.setdefault(diagnosis.illness, DoseRecord())
-        waiting = course.doses > 0 and now - course.last < self.config.wait
-        if not turns or waiting or course.doses >= self.config.max_doses:
+        record = self.records.setdefault(diagnosis.illness, DoseRecord())
+        waiting = record.last >= 0 and now - record.last < self.config.wait
+        if not turns or waiting or len(record.given) >= self.config.max_doses:
             return []
         before = {turn.dial: controls[turn.dial] for turn in turns}
+        record.given.append({})
         for turn in turns:
-            self._turn(controls, course, turn, diagnosis, spread)
-        course.doses, course.last = course.doses + 1, now
-        after = {dial: controls[dial] for dial in before}
-        return [
-            f"{dial} {before[dial]:.3g} → {after[dial]:.3g}"
-            for dial in before
-            if after[dial] != before[dial]
-        ]
+            self._turn(controls, record, turn, diagnosis, spread)
+        record.relapses += record.is_tapering
+        record.last, record.is_tapering = now, False
+        return _changes(controls, before)
 
-    def review(self, controls: Controls, diagnoses: Sequence[Diagnosis]) -> list[str]:
-        """Turn back what was turned for illnesses that have been gone for long enough.
+    def review(self, controls: Controls, diagnoses: Sequence[Diagnosis]) -> dict[str, list[str]]:
+        """Take back the latest dose for each illness that has been gone for long enough.
 
         Returns:
-            The illnesses whose treatment has ended.
+            Illness to what was turned back, in words.
         """
         if self.config.undo_after is None:
-            return []
+            return {}
         last_sign = {diagnosis.illness: diagnosis.iteration for diagnosis in diagnoses}
-        ended = []
-        for illness, course in self.courses.items():
-            quiet = controls.iteration - max(last_sign.get(illness, -1), course.last)
-            if course.doses and quiet >= self.config.undo_after * 2**course.relapses:
-                self.courses[illness] = DoseRecord(relapses=course.relapses + 1)
-                for dial in {*course.factors, *course.values, *course.scales}:
-                    self._ask(controls, dial, f"{illness} has been gone for {quiet} iterations")
-                ended.append(illness)
-        return ended
+        undone = {}
+        for illness, record in self.records.items():
+            quiet = controls.iteration - max(last_sign.get(illness, -1), record.last)
+            if record.given and quiet >= self.config.undo_after * 2**record.relapses:
+                turned = sorted(record.take_back(controls.iteration))
+                before = {dial: controls[dial] for dial in turned}
+                for dial in turned:
+                    self._ask(controls, dial, f"no sign of {illness} for {quiet} iterations")
+                undone[illness] = _changes(controls, before)
+        return {illness: changes for illness, changes in undone.items() if changes}
 
     def is_exhausted(self, diagnosis: Diagnosis) -> bool:
         """Whether the last dose was given, and has had its time."""
-        course = self.courses.get(diagnosis.illness, DoseRecord())
-        waited = diagnosis.iteration - course.last >= self.config.wait
-        return course.doses >= self.config.max_doses and waited
+        record = self.records.get(diagnosis.illness, DoseRecord())
+        waited = diagnosis.iteration - record.last >= self.config.wait
+        return len(record.given) >= self.config.max_doses and waited
 
     def _turn(
         self,
         controls: Controls,
-        course: DoseRecord,
+        record: DoseRecord,
         turn: Turn,
         diagnosis: Diagnosis,
         spread: float,
@@ -160,20 +178,20 @@ class Treatment:
             controls.request(self._request(dial, reason, value=turn.value, until=until))
             return
         if turn.by_spread:
-            course.scales.setdefault(dial, spread)
+            record.scales.setdefault(dial, spread)
         elif turn.from_zero is not None and controls[dial] == 0:
-            course.values[dial] = turn.from_zero * (spread if dial == KL else 1.0)
+            record.values[dial] = turn.from_zero * (spread if dial == KL else 1.0)
         elif turn.factor is not None:
-            course.factors[dial] = course.factors.get(dial, 1.0) * turn.factor
+            record.given[-1][dial] = turn.factor
         self._ask(controls, dial, reason)
 
     def _ask(self, controls: Controls, dial: str, reason: str) -> None:
-        """Ask for what all courses together want of a dial; for nothing, take the request back."""
+        """Ask for what all doses together want of a dial; for nothing, take the request back."""
         factor, scale, value = 1.0, 1.0, None
-        for course in self.courses.values():
-            factor *= course.factors.get(dial, 1.0)
-            scale *= course.scales.get(dial, 1.0)
-            value = course.values.get(dial, value)
+        for record in self.records.values():
+            factor *= record.factor(dial)
+            scale *= record.scales.get(dial, 1.0)
+            value = record.values.get(dial, value)
         low, high = self.config.bounds(dial)
         factor = min(max(factor, low), high) * scale
         if value is not None:
@@ -193,8 +211,17 @@ class Treatment:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what goes on in a resumed run, as plain containers."""
-        return {illness: asdict(course) for illness, course in self.courses.items()}
+        return {illness: asdict(record) for illness, record in self.records.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
-        self.courses = {illness: DoseRecord(**course) for illness, course in state.items()}
+        self.records = {illness: DoseRecord(**record) for illness, record in state.items()}
+
+
+def _changes(controls: Controls, before: Mapping[str, float]) -> list[str]:
+    """Say which dials are elsewhere than before."""
+    return [
+        f"{dial} {value:.3g} → {controls[dial]:.3g}"
+        for dial, value in before.items()
+        if controls[dial] != value
+    ]

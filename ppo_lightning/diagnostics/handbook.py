@@ -301,7 +301,8 @@ HANDBOOK: Mapping[str, Card] = {
     "entropy_collapse": Card(
         title="Entropy collapses",
         signs="Entropy is below half of the SFT model's, or falls at once; answers all begin "
-        "alike. With a rising score it is hacking, with a flat one a local optimum.",
+        "alike. With a rising score it is hacking, with a flat one a local optimum. A place in the "
+        "answers, or a group of prompts, that lost half of its entropy alone is watched.",
         causes=("over-optimisation", "ε or the rate too large", "narrow prompts", "temperature"),
         remedies=(
             Remedy(key="EntropyTarget", why="steers the entropy bonus so that it holds"),

@@ -102,7 +102,7 @@ class RuleLimits:
     length_growth: float = 1.35
     length_correlation: float = 0.5
     patience: int = 7
-    heavy_penalty: float = 2.0
+    heavy_penalty: float = 1.0
     efficiency: float = 0.12
     moved_kl: float = 0.5
     flat_gain: float = 0.15

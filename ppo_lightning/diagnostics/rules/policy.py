@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import median
 
-from ppo_lightning.diagnostics.course import Course, middle
+from ppo_lightning.diagnostics.course import Course, finite, middle
 from ppo_lightning.diagnostics.diagnosis import Evidence, Finding
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
+from ppo_lightning.metrics import IterationStats
 
 
 def update_too_large(course: Course, limits: RuleLimits) -> Finding | None:
@@ -101,7 +103,42 @@ def entropy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
     if level is not None and entropy < (1 - limits.entropy_fall) * level:
         note = "in one iteration"
         return found("ill", seen("entropy", entropy, before=level, note=note), _openings(course))
-    return None
+    parts = _thinned_parts(course, limits)
+    return found("watch", *parts[:3]) if parts else None
+
+
+def _thinned_parts(course: Course, limits: RuleLimits) -> list[Evidence]:
+    """Return the places and groups of prompts that lost as much entropy alone, the worst first.
+
+    A part holds few tokens, so that its level is a median of three iterations.
+    """
+    lost = []
+    for name, values in _entropy_of_parts(course).items():
+        first, level = values[0], median(values[-3:])
+        bound = limits.entropy_share * first
+        if len(values) >= 3 and level < bound:
+            lost.append(
+                (level / first, Evidence(metric=name, now=level, before=first, limit=bound))
+            )
+    return [evidence for _, evidence in sorted(lost, key=lambda pair: pair[0])]
+
+
+def _entropy_of_parts(course: Course) -> dict[str, list[float]]:
+    """Entropy, oldest first, of the parts that the last iteration has, by logged name."""
+    courses = {name: [value] for name, value in _parts(course.now).items()}
+    for row in reversed(course.rows[:-1]):
+        for name, value in _parts(row).items():
+            if name in courses:
+                courses[name].insert(0, value)
+    return courses
+
+
+def _parts(row: IterationStats) -> dict[str, float]:
+    """Entropy of an iteration's places and groups of prompts, where it is above 0."""
+    places = {f"rollout/entropy_at/{name}/mean": at.mean for name, at in row.entropy_at.items()}
+    groups = {f"rollout/group/{name}/entropy": of.entropy for name, of in row.groups.items()}
+    known = {name: finite(value) for name, value in (places | groups).items()}
+    return {name: value for name, value in known.items() if value is not None and value > 0}
 
 
 def _openings(course: Course) -> Evidence | None:

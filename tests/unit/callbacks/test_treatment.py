@@ -89,9 +89,9 @@ def test_a_penalty_for_scores_of_another_scale_is_scaled_once_and_beyond_the_bou
     assert dials["kl_coef"] == pytest.approx(100.0)
     treat(dials, treatment, ill("kl_runaway", 4))
     assert dials["kl_coef"] == pytest.approx(200.0)
-    dials.iteration = 9
-    treatment.review(dials, [])
-    assert dials["kl_coef"] == 0.1
+    for dials.iteration, left in ((9, 100.0), (13, 0.1)):  # the second dose had turned nothing
+        treatment.review(dials, [])
+        assert dials["kl_coef"] == pytest.approx(left)
 
 
 def test_two_illnesses_share_a_dial():
@@ -117,27 +117,52 @@ def test_it_is_turned_back_when_the_cause_is_gone_and_later_after_a_relapse():
     dials, treatment = controls(), Treatment("D", TreatmentConfig(undo_after=4))
     treat(dials, treatment, ill("kl_runaway", 0), ill("entropy_collapse", 2))
     dials.iteration = 4
-    assert treatment.review(dials, []) == ["kl_runaway"]
-    assert dials["kl_coef"] == pytest.approx(0.2)  # the other one's stays
-    assert dials["actor_lr_factor"] == 1
+    undone = {"kl_runaway": ["actor_lr_factor 0.5 → 1", "kl_coef 0.8 → 0.2"]}
+    assert treatment.review(dials, []) == undone  # the other one's stays
     dials.iteration = 9
-    assert treatment.review(dials, [ill("entropy_collapse", 6)]) == []  # the last sign counts
+    assert treatment.review(dials, [ill("entropy_collapse", 6)]) == {}  # the last sign counts
     dials.iteration = 10
-    assert treatment.review(dials, [ill("entropy_collapse", 6)]) == ["entropy_collapse"]
+    assert [*treatment.review(dials, [ill("entropy_collapse", 6)])] == ["entropy_collapse"]
     assert dials["kl_coef"] == 0.1
     assert dials["ent_coef"] == 0
     treat(dials, treatment, ill("kl_runaway", 20))
     dials.iteration = 27
-    assert treatment.review(dials, []) == []
+    assert treatment.review(dials, []) == {}
     dials.iteration = 28
-    assert treatment.review(dials, []) == ["kl_runaway"]
+    assert [*treatment.review(dials, [])] == ["kl_runaway"]
+
+
+def test_doses_are_taken_back_one_by_one():
+    dials = controls()
+    treatment = Treatment("D", TreatmentConfig(wait=1, undo_after=4))
+    treat(dials, treatment, *(ill("kl_runaway", i) for i in range(3)))
+    courses = []
+    for dials.iteration in range(3, 16):
+        treatment.review(dials, [])
+        courses.append(round(dials["kl_coef"], 6))
+    assert courses == [6.4] * 3 + [1.6] * 4 + [0.4] * 4 + [0.1] * 2
+
+
+def test_a_relapse_while_doses_are_taken_back_is_treated_and_taken_back_later():
+    dials = controls()
+    treatment = Treatment("D", TreatmentConfig(wait=1, undo_after=4))
+    treat(dials, treatment, ill("kl_runaway", 0), ill("kl_runaway", 1))
+    dials.iteration = 5
+    treatment.review(dials, [])
+    assert dials["kl_coef"] == pytest.approx(0.4)
+    treat(dials, treatment, ill("kl_runaway", 6))
+    assert dials["kl_coef"] == pytest.approx(1.6)
+    dials.iteration = 13
+    assert treatment.review(dials, []) == {}
+    dials.iteration = 14
+    assert treatment.review(dials, []) != {}
 
 
 def test_nothing_is_turned_back_where_that_is_off():
     dials, treatment = controls(), Treatment("D", TreatmentConfig(undo_after=None))
     treat(dials, treatment, ill("kl_runaway"))
     dials.iteration = 999
-    assert treatment.review(dials, []) == []
+    assert treatment.review(dials, []) == {}
 
 
 def test_unknown_and_untreatable_illnesses_are_left():
@@ -161,6 +186,9 @@ def test_a_resumed_treatment_goes_on():
     treat(dials, again, ill("kl_runaway", 1))
     assert dials["kl_coef"] == pytest.approx(1.6)
     dials.iteration = 5
+    again.review(dials, [])
+    assert dials["kl_coef"] == pytest.approx(0.4)
+    dials.iteration = 9
     again.review(dials, [])
     assert dials["kl_coef"] == 0.1
 

@@ -23,7 +23,7 @@ from ppo_lightning.diagnostics.rules.learning import (
     TOO_SLOW,
 )
 from ppo_lightning.diagnostics.rules.numbers import SPREADING
-from ppo_lightning.metrics import IterationStats
+from ppo_lightning.metrics import GroupStats, IterationStats, PositionStats
 from tests.helpers.courses import finding, gold, healthy, run
 
 
@@ -134,6 +134,26 @@ def test_few_scores_cannot_be_very_skewed():
 ])  # fmt: skip
 def test_a_step_that_was_skipped_is_told_from_numbers_that_spread(changes, form):
     assert finding("nonfinite_update", run(3, **changes)).form == form
+
+
+def in_parts(i, share):
+    at = {"0": PositionStats(mean=2.0), "1": PositionStats(mean=2.0 * share)}
+    of = {"code": GroupStats(entropy=1.0), "chat": GroupStats(entropy=1.5 * (1 + share) / 2)}
+    return healthy(i, entropy_at=at, groups=of)
+
+
+def test_a_place_or_group_that_lost_its_entropy_alone_is_watched():
+    rows = [in_parts(0, 1.0), in_parts(1, 0.9), *(in_parts(i, 0.4) for i in (2, 3))]
+    found = finding("entropy_collapse", rows)
+    assert found.severity == "watch"
+    assert [(e.metric, e.now, e.before) for e in found.evidence] == [
+        ("rollout/entropy_at/1/mean", 0.8, 2.0)
+    ]
+    assert finding("entropy_collapse", rows[:-1]) is None  # once is noise
+    assert finding("entropy_collapse", [*rows, healthy(4)]) is None  # a part that is not there
+    lower = [in_parts(0, 1.0), *(in_parts(i, -0.1) for i in (1, 2, 3))]
+    metrics = [e.metric for e in finding("entropy_collapse", lower).evidence]
+    assert metrics == ["rollout/group/chat/entropy"]  # an entropy below 0 is none
 
 
 def longer(i):
@@ -252,6 +272,7 @@ def test_a_policy_that_moves_for_nothing_has_no_signal():
 @pytest.mark.parametrize(("changes", "form", "severity"), [
     ({"kl_ref": 0.05, "kl_old": 0.004}, HELD_BACK, "ill"),
     ({"kl_ref": 0.7, "kl_coef": 40.0}, HELD_BACK, "ill"),
+    ({"kl_ref": 0.7, "kl_coef": 2.5}, HELD_BACK, "ill"),
     ({"kl_ref": 1e-4, "kl_old": 1e-9, "clip_fraction": 0.0}, TOO_SLOW, "ill"),
     ({"kl_ref": 0.1, "kl_old": 1e-6}, TOO_SLOW, "watch"),
 ])  # fmt: skip
