@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from ppo_lightning.callbacks.controller import fresh_stats
 from ppo_lightning.callbacks.treatment import Treatment, TreatmentConfig
 from ppo_lightning.configs.checks import require
 from ppo_lightning.diagnostics import (
-    RULES,
     Diagnosis,
     Examiner,
     Rule,
+    RuleError,
     RuleLimits,
     Severity,
     notice,
     rank_of,
+    rules_with,
 )
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules.reporting import log_iteration
@@ -55,7 +57,8 @@ class Doctor(pl.Callback):
 
     Args:
         policy: What to do about illnesses.
-        rules: Rules of your own, besides those of this project.
+        rules: Rules of your own, besides those of this project; one on an illness that has a rule
+            takes its place. One that fails is told of once, and stops nothing.
         limits: Thresholds of the rules.
         ignore: Illnesses that are not looked for.
         report: Least severity that is reported, or ``none``.
@@ -77,21 +80,34 @@ class Doctor(pl.Callback):
         require(policy in _POLICIES, f"`policy` must be one of {_POLICIES}, got {policy!r}.")
         levels = ("ill", "critical", "none")
         require(report in levels, f"`report` must be one of {levels}, got {report!r}.")
-        asked = (*RULES, *(rules or ()))
-        known = {rule.illness for rule in asked}
-        for name in (*(ignore or ()), *(stop_on or ())):
-            require(name in known, f"`{name}` is no illness of a rule. Known: {sorted(known)}.")
+        asked = rules_with(rules or (), ignore or ())
+        known = sorted(rule.illness for rule in asked)
+        for name in stop_on or ():
+            require(name in known, f"`stop_on`: `{name}` is not looked for. Known: {known}.")
         self.policy, self.report, self.stop_on = policy, report, frozenset(stop_on or ())
-        rules_asked = [rule for rule in asked if rule.illness not in (ignore or ())]
-        self.examiner = Examiner(rules_asked, limits)
+        self.examiner = Examiner(asked, limits, on_failure=self._warn)
         self.treatment = Treatment(SOURCE, treatment)
         self._told: dict[str, Severity] = {}
         self._reported: set[tuple[str, int]] = set()
+        self._warned: set[str] = set()
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
         """What the run suffers from now, the leading illness first."""
         return self.examiner.diagnoses()
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Take back what the doctor of the run that is resumed has turned, if this one only looks.
+
+        Nobody would turn it back otherwise.
+        """
+        if self.policy == "act" or _is_supervised(pl_module):
+            return
+        for record in self.treatment.records.values():
+            for dial in sorted(record.dials()):
+                pl_module.controls.withdraw(SOURCE, dial)
+        self.treatment.records.clear()
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -107,19 +123,23 @@ class Doctor(pl.Callback):
 
     def on_iteration_end(self, trainer: pl.Trainer, module: Any, stats: IterationStats) -> None:
         """Log severities, and forget what a rollback has undone; called by the module."""
+        gone = {f"doctor/{episode.illness}": 0.0 for episode in self.examiner.episodes}
         severities = {f"doctor/{d.illness}": rank_of(d.severity) + 1.0 for d in self.diagnoses}
         worst = max(severities.values(), default=0.0)
-        log_iteration(trainer, {"doctor/severity": worst, **severities}, iteration=stats.iteration)
+        told = {"doctor/severity": worst, **gone, **severities}
+        log_iteration(trainer, told, iteration=stats.iteration)
         restored = _restored(module, stats.iteration)
         if restored is not None:
             self.examiner.undo_after(restored)
             self._told = {d.illness: d.severity for d in self.diagnoses}
+            # What comes again after it is reported again, even if it had been watched before.
+            self._reported &= {_key(d) for d in self.diagnoses if d.severity != "watch"}
 
     # ------------------------------------------------------------------ what it does
 
     def _report(self, module: Any, diagnosis: Diagnosis, stats: IterationStats) -> None:
         """Report an illness to those who treat it, once for each episode."""
-        key = diagnosis.illness, diagnosis.since
+        key = _key(diagnosis)
         if self.report == "none" or key in self._reported or diagnosis.companion_of is not None:
             return
         if diagnosis.iteration != stats.iteration:
@@ -143,12 +163,20 @@ class Doctor(pl.Callback):
             _note(module, diagnosis.illness, before, diagnosis.severity, str(diagnosis))
             if diagnosis.severity != "watch":
                 advise = self.policy != "observe"
-                rank_zero_info(f"{SOURCE}: {notice(diagnosis, now=stats, advise=advise)}")
+                now = _with_rates(module, stats)
+                rank_zero_info(f"{SOURCE}: {notice(diagnosis, now=now, advise=advise)}")
         for illness in self._told.keys() - {diagnosis.illness for diagnosis in found}:
             before = self._told.pop(illness)
             _note(module, illness, before, None, "no sign of it any more")
             if before != "watch":
                 rank_zero_info(f"{SOURCE}: {illness} is over in iteration {stats.iteration}.")
+
+    def _warn(self, error: RuleError) -> None:
+        """Say once of each rule that it fails; the run and the other rules go on."""
+        rule = str(error).partition(" (")[0]
+        if rule not in self._warned:
+            self._warned.add(rule)
+            rank_zero_warn(f"{SOURCE}: {error} It is asked again, and not told of again.")
 
     def _act(
         self, trainer: pl.Trainer, module: Any, found: list[Diagnosis], stats: IterationStats
@@ -162,7 +190,7 @@ class Doctor(pl.Callback):
                 rank_zero_info(reason)
                 trainer.should_stop = True
                 return
-            spread = stats.score_std or 1.0
+            spread = self.examiner.level("score_std") or 1.0  # a median: neither NaN nor an outlier
             done = self.treatment.dose(module.controls, diagnosis, spread=spread)
             if done:
                 rank_zero_info(f"{SOURCE} treats {diagnosis.illness}: {', '.join(done)}.")
@@ -191,13 +219,24 @@ class Doctor(pl.Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.examiner.load_state_dict(state_dict["examiner"])
         self.treatment.load_state_dict(state_dict["treatment"])
-        self._told = dict(state_dict["told"])
+        known = {rule.illness for rule in self.examiner.rules}
+        self._told = {name: level for name, level in state_dict["told"].items() if name in known}
         self._reported = {(illness, int(since)) for illness, since in state_dict["reported"]}
+
+
+def _key(diagnosis: Diagnosis) -> tuple[str, int]:
+    """What no other episode has."""
+    return diagnosis.illness, diagnosis.since
 
 
 def _is_supervised(module: Any) -> bool:
     """Whether a module has no rollouts, and so none of the illnesses; the doctor looks on."""
     return not hasattr(module, "controls")
+
+
+def _with_rates(module: Any, stats: IterationStats) -> IterationStats:
+    """Put the config's learning rates in, for advice: those of a warm-up say nothing of them."""
+    return replace(stats, lr_actor=module.actor.lr, lr_critic=module.critic.lr)
 
 
 def _note(

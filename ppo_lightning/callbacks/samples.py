@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -23,6 +24,9 @@ _NUMBERS = (
     *(("KL", "kl_ref"), ("tokens", "num_tokens")),
 )
 """Titles of the table's columns beside the texts, and what of the policy's answer is in them."""
+
+_MARKDOWN = re.compile(r"[|\\`*_~\[\]!]")  # what makes columns, code, emphasis, links and pictures
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class SampleTexts(pl.Callback):
@@ -118,8 +122,9 @@ def _columns(writer: str, answer: Answer | None) -> dict[str, Any]:
 
 
 def _cell(text: str) -> str:
-    """Keep a text in its cell, whatever signs of Markdown or HTML are in it."""
-    return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")
+    """Keep a text in its cell, as it is, whatever signs of Markdown or HTML are in it."""
+    escaped = _MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", html.escape(text))
+    return _LINE_END.sub("<br>", escaped)
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_lightning.cli.arguments import Arguments
-from ppo_lightning.errors import ConfigError, DataError, first_line, nearest, unknown_key_message
+from ppo_lightning.errors import ConfigError, DataError, first_line, nearest
 
 if TYPE_CHECKING:
     from ppo_lightning.diagnostics import Rule, RuleLimits
     from ppo_lightning.reporting import ColumnMap, Examination
 
 _LIMITS = "limits."
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,22 +102,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _printable(text: str) -> str:
-    """Replace what has no UTF-8, as in odd names of files."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Replace what has no UTF-8, as in odd names of files, and what a terminal would obey."""
+    known = text.encode("utf-8", "replace").decode("utf-8")
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", known)
 
 
 def _examined(given: argparse.Namespace) -> Examination:
-    from ppo_lightning.diagnostics import RULES
+    from ppo_lightning.diagnostics import rules_with
     from ppo_lightning.reporting import examine, load_run
 
-    rules = (*RULES, *(_rule(path) for path in given.rules))
-    known = [rule.illness for rule in rules]
-    for name in given.ignore:
-        if name not in known:
-            raise ConfigError(unknown_key_message(name, known, "`--ignore`"))
+    own = [_rule(path) for path in given.rules]
+    rules = rules_with(own, given.ignore, option="`--ignore`")
     limits = _limits(given)
-    columns, pairs = _columns(given)
-    run = load_run(Path(given.path), columns=columns, pairs=pairs)
+    columns, spare = _columns(given)
+    run = load_run(Path(given.path), columns=columns, pairs=_pairs(given.column), spare=spare)
     return examine(run, rules=rules, limits=limits, ignored=given.ignore)
 
 
@@ -134,20 +134,29 @@ def _limits(given: argparse.Namespace) -> RuleLimits:
 
 
 def _columns(given: argparse.Namespace) -> tuple[ColumnMap | None, dict[str, str]]:
-    """Return a known map, if one is named, and the user's own columns."""
+    """Return a known map, if one is named, or the columns of a file."""
     from ppo_lightning.reporting import MAPS
 
-    pairs = dict(_pair(text) for text in given.column)
     name = given.columns
     if name is None or name in MAPS:
-        return (None if name is None else MAPS[name]), pairs
+        return (None if name is None else MAPS[name]), {}
     if not Path(name).is_file():
         near = nearest(name, MAPS)
         meant = f" Did you mean `{near}`?" if near else ""
         raise ConfigError(
             f"`--columns {name}`: give one of {', '.join(MAPS)}, or a YAML file.{meant}"
         )
-    return None, {**_column_file(Path(name)), **pairs}
+    return None, _column_file(Path(name))
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    """Return the user's own columns."""
+    pairs: dict[str, str] = {}
+    for theirs, name in map(_pair, given):
+        if theirs in pairs:
+            raise ConfigError(f"`--column {theirs}=…` is given twice; leave one out.")
+        pairs[theirs] = name
+    return pairs
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -179,7 +188,7 @@ def _rule(path: str) -> Rule:
     module, _, name = path.rpartition(".")
     try:
         kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the user's module runs here, and may raise anything
         raise ConfigError(
             f"`--rules {path}` cannot be imported: {first_line(error)}. Give `module.Class`, of a "
             "module that Python finds (PYTHONPATH)."
@@ -189,13 +198,11 @@ def _rule(path: str) -> Rule:
             f"`--rules {path}` is no rule: derive it from `ppo_lightning.diagnostics.Rule`."
         )
     try:
-        rule = kind()
-        rule.illness  # noqa: B018 (a class without it is no rule)
-    except (TypeError, AttributeError) as error:
+        return kind()
+    except Exception as error:
         raise ConfigError(
             f"`--rules {path}` cannot be made without arguments: {first_line(error)}."
         ) from error
-    return rule
 
 
 # ---------------------------------------------------------------------- the page
@@ -207,4 +214,8 @@ def _write_page(found: Examination, path: Path) -> None:
 
     if path.is_dir():
         raise ConfigError(f"`--html {path}` is a folder: give the name of a file in it.")
+    if path.exists() and path.samefile(found.run.path):
+        raise ConfigError(f"`--html {path}` is the log itself: give another name.")
+    if path.exists() and not path.is_file():  # as a device, whose place a file would take
+        raise ConfigError(f"`--html {path}` is no ordinary file: give another name.")
     write_text_atomic(path, report_html(found))

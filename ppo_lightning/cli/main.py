@@ -85,9 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None takes those of the process.
 
     Returns:
-        Exit code: 0, 2 for an error that the user can mend, 3 or 4 for a run that ``diagnose``
-        finds ill or critical, 75 for a run that has lost a rank, 130 after Ctrl-C, 141 where
-        nobody reads on (``ppo-lightning --help | head``).
+        Exit code: 0, 1 for a check that failed or a sweep with failed runs, 2 for an error that
+        the user can mend, 3 or 4 for a run that ``diagnose`` finds ill or critical, 75 for a run
+        that has lost a rank, 130 after Ctrl-C, 141 where nobody reads on (``ppo-lightning --help |
+        head``), 143 after SIGTERM.
     """
     try:
         code = _main(argv)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,7 @@ class Work:
         self.arms: list[Arm] = []
         self.same_as_base: tuple[str, ...] = ()
         self._names = short_names([one.key for one in asked.varied])
+        self._done: dict[Path, Measured] = {}
 
     def check(self) -> None:
         """Read the config of every arm, or of a search's ends; no run has started yet.
@@ -152,7 +155,13 @@ class Work:
     # ------------------------------------------------------------------ results
 
     def _measured(self, run: Run) -> Measured:
-        return measure(run, read_state(run.folder), self.asked.metric, self.asked.last)
+        """Read what a run has left; a finished one once, for it stays as it is."""
+        found = self._done.get(run.folder)
+        if found is None:
+            found = measure(run, read_state(run.folder), self.asked.metric, self.asked.last)
+            if found.state.status == "finished":
+                self._done[run.folder] = found
+        return found
 
     def _write(self, *, with_page: bool) -> Comparison:
         asked = self.asked
@@ -173,10 +182,11 @@ def best_trial(comparison: Comparison) -> list[str]:
         comparison: The base first, and then the trials.
     """
     trials = comparison.rows[1:]
-    known = [row for row in trials if row.metric is not None and not row.problems]
+    means = [(row.metric.mean, row) for row in trials if row.metric and not row.problems]
+    known = [(mean, row) for mean, row in means if math.isfinite(mean)]
     if not known:
         return []
-    best = max(known, key=lambda row: row.metric.mean if row.metric else 0.0)
+    _, best = max(known, key=lambda found: found[0])
     settings = [f"{key}={written(value)}" for key, value in best.arm.settings.items()]
     options = " ".join(f"--vary {shlex.quote(setting)}" for setting in settings)
     return [

@@ -31,6 +31,7 @@ from ppo_lightning.diagnostics.handbook import HANDBOOK, Card, Remedy, Turn
 from ppo_lightning.diagnostics.illnesses import ILLNESSES, UPDATE_ILLNESSES
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.notices import headline, notice
+from ppo_lightning.diagnostics.own_rules import RuleError, rules_with
 from ppo_lightning.diagnostics.rules import COMPANIONS, RULES, Rule, SignRule, found, seen
 from ppo_lightning.diagnostics.start import (
     RewardOrigin,
@@ -61,6 +62,7 @@ __all__ = [
     "Remedy",
     "RewardOrigin",
     "Rule",
+    "RuleError",
     "RuleLimits",
     "RunSettings",
     "Severity",
@@ -82,6 +84,7 @@ __all__ = [
     "review_reward_origin",
     "review_scores",
     "review_start",
+    "rules_with",
     "seen",
     "trimmed",
     "worst",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -118,16 +119,17 @@ SCORE = ("score_mean", "score_std")
 def keep(rows: Sequence[IterationStats]) -> list[IterationStats]:
     """Return the rows that rules still look at.
 
-    They are those of the start, of the start of the actor's training, of the end, and the one with
-    the best gold score.
+    They are those of the start, of the start of the actor's training, of the end, and the two
+    judgements in a row with the best gold score.
     """
     if len(rows) <= 2 * FIRST + RECENT:
         return list(rows)
     old = rows[:-RECENT]
     trained = [row.iteration for row in old if is_trained(row)][:FIRST]
-    judged = [(both[0], row.iteration) for row in old if (both := judgement(row)) is not None]
+    judged = [(both[0], row.iteration) for row in rows if (both := judgement(row)) is not None]
+    pairs = [(a + b, at, to) for (a, at), (b, to) in pairwise(judged) if at <= old[-1].iteration]
     wanted = {row.iteration for row in old[:FIRST]} | set(trained)
-    wanted |= {max(judged)[1]} if judged else set()
+    wanted |= set(max(pairs)[1:]) if pairs else set()
     return [row for row in old if row.iteration in wanted] + list(rows[-RECENT:])
 
 

@@ -66,6 +66,7 @@ class Diagnosis:
         evidence: The most telling measurement first.
         companion_of: The illness that accounts for it, if there is one.
         form: Which form of the illness it is, where they are treated differently.
+        until: Iteration in which it was found to be over; None while it lasts.
     """
 
     illness: str
@@ -75,10 +76,20 @@ class Diagnosis:
     evidence: tuple[Evidence, ...]
     companion_of: str | None = None
     form: str = ""
+    until: int | None = None
+
+    @property
+    def span(self) -> str:
+        """When it was there, in words that follow its name."""
+        if self.until is None:
+            return f"since iteration {self.since}"
+        if self.since == self.iteration:
+            return f"in iteration {self.since}, over since {self.until}"
+        return f"in iterations {self.since} to {self.iteration}, over since {self.until}"
 
     def __str__(self) -> str:
         of = "" if self.companion_of is None else f", a companion of {self.companion_of}"
-        head = f"{self.illness} ({self.severity}{of}), since iteration {self.since}"
+        head = f"{self.illness} ({self.severity}{of}), {self.span}"
         return f"{head}: {'; '.join(map(str, self.evidence))}."
 
 

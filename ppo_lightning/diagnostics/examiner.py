@@ -10,6 +10,7 @@ from typing import Any
 from ppo_lightning.diagnostics.course import Course, is_trained, keep
 from ppo_lightning.diagnostics.diagnosis import Diagnosis, Evidence, Finding, Severity, rank_of
 from ppo_lightning.diagnostics.limits import RuleLimits
+from ppo_lightning.diagnostics.own_rules import RuleError, ask
 from ppo_lightning.diagnostics.rules import COMPANIONS, RULES, Rule
 from ppo_lightning.metrics import IterationStats
 
@@ -18,6 +19,9 @@ CLEAR_AFTER = 4
 
 TOGETHER = 1
 """Iterations between the first signs of two illnesses that count as having come together."""
+
+
+_Stage = tuple[int, Severity, tuple[Evidence, ...], str]
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Episode:
         form: Of that moment.
         signs: Severities of the latest iterations, None where nothing was seen.
         until: Iteration in which it was found to be over; None while it lasts.
+        worsened: What was there when it got worse, from its first sign on: iteration, severity,
+            evidence and form.
     """
 
     illness: str
@@ -43,6 +49,7 @@ class Episode:
     form: str = ""
     signs: list[Severity | None] = field(default_factory=list)
     until: int | None = None
+    worsened: list[_Stage] = field(default_factory=list)
 
 
 class Examiner:
@@ -57,6 +64,8 @@ class Examiner:
         rules: Asked in this order, which also ranks illnesses that are equally bad.
         limits: Their thresholds.
         clear_after: Iterations without a sign that end an episode.
+        on_failure: Called with the error of a rule that raises or says nonsense; the others go on.
+            Without it the error is raised.
     """
 
     def __init__(
@@ -65,9 +74,12 @@ class Examiner:
         limits: RuleLimits = RuleLimits(),  # noqa: B008 (frozen)
         *,
         clear_after: int = CLEAR_AFTER,
+        on_failure: Callable[[RuleError], None] | None = None,
     ) -> None:
         self.rules, self.limits, self.clear_after = tuple(rules), limits, clear_after
+        self.on_failure = on_failure
         self.episodes: list[Episode] = []
+        self._open: dict[str, Episode] = {}
         self._rows: list[IterationStats] = []
         self._trained = 0
 
@@ -76,13 +88,30 @@ class Examiner:
 
         Returns:
             What the run suffers from now, the leading illness first.
+
+        Raises:
+            RuleError: A rule failed, and there is no ``on_failure``.
         """
         self._rows = keep([*self._rows, row])
         self._trained += is_trained(row)
         course = Course(self._rows, trained=self._trained)
         for rule in self.rules:
-            self._note(rule, rule.examine(course, self.limits), row.iteration)
+            self._ask(rule, course)
         return self.diagnoses()
+
+    def _ask(self, rule: Rule, course: Course) -> None:
+        try:
+            finding = ask(rule, course, self.limits)
+        except RuleError as error:
+            if self.on_failure is None:
+                raise
+            self.on_failure(error)
+        else:
+            self._note(rule, finding, course.now.iteration)
+
+    def level(self, name: str) -> float | None:
+        """Return the level of a field of ``IterationStats`` over the last three iterations."""
+        return Course(self._rows).level(name, 3) if self._rows else None
 
     @property
     def has_begun(self) -> bool:
@@ -91,7 +120,7 @@ class Examiner:
 
     def diagnoses(self) -> list[Diagnosis]:
         """Return what the run suffers from now, the leading illness first."""
-        return ranked([e for e in self.episodes if e.until is None], self._order)
+        return ranked(list(self._open.values()), self._order)
 
     def summary(self) -> list[Diagnosis]:
         """Return what the run has suffered from at any time: the worst episode of each illness."""
@@ -103,23 +132,24 @@ class Examiner:
         return ranked(list(worst.values()), self._order)
 
     def _order(self, illness: str) -> int:
-        return next(i for i, rule in enumerate(self.rules) if rule.illness == illness)
+        known = [rule.illness for rule in self.rules]
+        return known.index(illness) if illness in known else len(known)
 
     def _note(self, rule: Rule, finding: Finding | None, iteration: int) -> None:
-        episode = next(
-            (e for e in self.episodes if e.illness == rule.illness and e.until is None), None
-        )
+        episode = self._open.get(rule.illness)
         if episode is None:
             if finding is None:
                 return
             episode = Episode(illness=rule.illness, since=iteration, seen=iteration)
             self.episodes.append(episode)
+            self._open[rule.illness] = episode
         episode.signs.append(None if finding is None else finding.severity)
         del episode.signs[: -max(rule.confirm + 1, self.clear_after)]
         if finding is not None:
             _take_in(episode, rule, finding, iteration)
         elif self._is_over(episode, rule):
             episode.until = iteration
+            del self._open[rule.illness]
 
     def _is_over(self, episode: Episode, rule: Rule) -> bool:
         """Whether there was no sign for long enough, of an illness that passes."""
@@ -139,6 +169,14 @@ class Examiner:
             episode.seen = min(episode.seen, iteration)
             if episode.until is not None and episode.until > iteration:
                 episode.until = None
+            stages = [stage for stage in episode.worsened if stage[0] <= iteration]
+            if stages and len(stages) < len(episode.worsened):
+                episode.worsened = stages
+                _, episode.severity, episode.evidence, episode.form = stages[-1]
+        self._find_open()
+
+    def _find_open(self) -> None:
+        self._open = {e.illness: e for e in self.episodes if e.until is None}
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -155,11 +193,18 @@ class Examiner:
         self._rows = [IterationStats.from_log(row) for row in state["rows"]]
         self._trained = int(state["trained"])
         known = {rule.illness for rule in self.rules}
-        self.episodes = [
-            Episode(**(episode | {"evidence": tuple(Evidence(**e) for e in episode["evidence"])}))
-            for episode in state["episodes"]
-            if episode["illness"] in known
-        ]
+        self.episodes = [_read(e) for e in state["episodes"] if e["illness"] in known]
+        self._find_open()
+
+
+def _read(state: Mapping[str, Any]) -> Episode:
+    """Return an episode from plain containers."""
+    stages = [(i, level, _evidence(e), form) for i, level, e, form in state.get("worsened", ())]
+    return Episode(**{**state, "evidence": _evidence(state["evidence"]), "worsened": stages})
+
+
+def _evidence(states: Iterable[Mapping[str, Any]]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(**state) for state in states)
 
 
 def _take_in(episode: Episode, rule: Rule, finding: Finding, iteration: int) -> None:
@@ -174,6 +219,9 @@ def _take_in(episode: Episode, rule: Rule, finding: Finding, iteration: int) -> 
         episode.severity = confirmed
     if worse or confirmed == episode.severity or not episode.evidence:
         episode.evidence, episode.form = finding.evidence, finding.form
+    if worse or not episode.worsened:
+        stage = (iteration, episode.severity, episode.evidence, episode.form)
+        episode.worsened.append(stage)
 
 
 def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Diagnosis]:
@@ -204,6 +252,7 @@ def _diagnosis(episode: Episode, cause: str | None) -> Diagnosis:
         evidence=episode.evidence,
         companion_of=cause,
         form=episode.form,
+        until=episode.until,
     )
 
 

@@ -23,10 +23,11 @@ class Remedy:
     """One thing to try in the config.
 
     Args:
-        key: The setting, as it stands in a config below ``model.init_args``; or the name of a
-            callback or command.
+        key: The setting, as it stands in a config below ``model.init_args``, or with all of its
+            path where that begins with ``data.`` or ``trainer.``; or a class of this project, with
+            an argument of it or without; or a command.
         factor: What its value is multiplied by; or
-        value: what it is set to.
+        value: what it is set to; with ``field`` what it is lowered to.
         why: What it does.
         from_zero: What to begin with where the value is 0, and a factor would do nothing.
         field: Field of ``IterationStats`` that holds the value in force, for figures.
@@ -45,6 +46,8 @@ class Remedy:
         what = f"`{self.key}`"
         if current == 0 and self.from_zero is not None:
             return f"{what} 0 → {self.from_zero:g}: {self.why}"
+        if current and isinstance(self.value, float) and current <= self.value:
+            return f"{what} is {_number(current)} already: look at the others"
         if self.value is not None:
             what += (
                 f" {_number(current)} → {_number(self.value)}"
@@ -208,7 +211,7 @@ HANDBOOK: Mapping[str, Card] = {
         causes=("a proxy pushed too far (Goodhart)", "the run is longer than its reward is good"),
         remedies=(
             Remedy(key="GoldEarlyStopping", why="stops there, with the best checkpoint by gold"),
-            Remedy(key="MaxKL", value=0.1, why="a hard bound in nats a token"),
+            Remedy(key="kl.max_kl_ref_per_token", value=0.1, why="a hard bound in nats a token"),
             Remedy(key="RewardPerKL", why="raises β as a nat buys less"),
             Remedy(key="PullBack", why="moves the weights back towards the reference"),
         ),
@@ -246,7 +249,7 @@ HANDBOOK: Mapping[str, Card] = {
             Remedy(key="check-reward", why="scores good against bad answers before any training"),
             Remedy(key="ValueWarmup", why="a critic first, so that advantages are no noise"),
             Remedy(key="rewards", why="sharpen or normalise the reward; look at its spread"),
-            Remedy(key="data", why="other prompts; look at `rollout/flat_prompt_share`"),
+            Remedy(key="data.init_args.prompts", why="others; look at `rollout/flat_prompt_share`"),
         ),
         turns=(Turn(dial="actor_lr_factor", factor=0.3),),
         source=_MEASURED,
@@ -265,7 +268,9 @@ HANDBOOK: Mapping[str, Card] = {
                 why="where the clip fraction is about 0",
             ),
             Remedy(key="check-reward", why="is there anything to learn?"),
-            Remedy(key="buffer.num_prompts", factor=2.0, why="less noise in each update"),
+            Remedy(
+                key="data.init_args.buffer.num_prompts", factor=2.0, why="less noise in each update"
+            ),
         ),
         turns=(
             Turn(dial="kl_coef", factor=0.25, form=HELD_BACK),
@@ -286,7 +291,7 @@ HANDBOOK: Mapping[str, Card] = {
         ),
         remedies=(
             Remedy(key="critic.lr", factor=0.5, field="lr_critic", why="where the loss jumps"),
-            Remedy(key="ValueWarmup", value="5 to 10 iterations", why="the critic learns first"),
+            Remedy(key="ValueWarmup.num_iterations", value=10.0, why="the critic learns first"),
             Remedy(key="ppo.value_clip_range", value=0.2, why="bounds a single update"),
             Remedy(key="critic_model", why="start it from the SFT or the reward model"),
         ),
@@ -323,7 +328,7 @@ HANDBOOK: Mapping[str, Card] = {
         causes=("a reward model that takes length for quality",),
         remedies=(
             Remedy(key="rewards", why="a constraint or a penalty on length"),
-            Remedy(key="reward-model", why="retrain it on pairs of equal length"),
+            Remedy(key="RewardModule", why="train the reward model on pairs of equal length"),
             _RAISE_BETA,
         ),
         turns=(Turn(dial="kl_coef", factor=4.0, from_zero=0.1),),
@@ -337,7 +342,9 @@ HANDBOOK: Mapping[str, Card] = {
         remedies=(
             Remedy(key="ppo.num_update_epochs", value=4.0, field="epochs_done", why="fewer passes"),
             Remedy(key="ppo.target_kl", value=0.02, why="ends an update that goes too far"),
-            Remedy(key="buffer.num_prompts", factor=4.0, why="more data for each update"),
+            Remedy(
+                key="data.init_args.buffer.num_prompts", factor=4.0, why="more data for each update"
+            ),
         ),
         turns=(
             Turn(dial="num_update_epochs", factor=0.5),
@@ -351,7 +358,9 @@ HANDBOOK: Mapping[str, Card] = {
         causes=("the rate is too high", "a small buffer", "momentum from a former buffer"),
         remedies=(
             Remedy(key="actor.lr", factor=0.3, field="lr_actor", why="smaller steps"),
-            Remedy(key="buffer.num_prompts", factor=2.0, why="less noise in each update"),
+            Remedy(
+                key="data.init_args.buffer.num_prompts", factor=2.0, why="less noise in each update"
+            ),
             Remedy(key="ppo.num_update_epochs", value=2.0, field="epochs_done", why="fewer passes"),
         ),
         turns=(Turn(dial="actor_lr_factor", factor=0.3),),
@@ -426,7 +435,8 @@ HANDBOOK: Mapping[str, Card] = {
             "missing position ids under left padding",
         ),
         remedies=(
-            Remedy(key="sampling", value="top_p 1, top_k 0", why="sample what is scored"),
+            Remedy(key="sampling.top_p", value=1.0, why="sample what is scored"),
+            Remedy(key="sampling.top_k", value=0.0, why="the same"),
             Remedy(key="staleness.correct_all", value="true", why="truncated importance weights"),
             Remedy(key="engine", why="the sampler's dtype as the trainer's"),
         ),

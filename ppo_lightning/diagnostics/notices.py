@@ -34,4 +34,4 @@ def headline(diagnoses: Sequence[Diagnosis]) -> str:
         return "healthy" + (f"; to watch: {', '.join(watched)}" if watched else "")
     first, *others = leading
     more = f"; also {', '.join(d.illness for d in others)}" if others else ""
-    return f"{first.severity}: {first.illness} since iteration {first.since}{more}"
+    return f"{first.severity}: {first.illness} {first.span}{more}"

@@ -45,6 +45,11 @@ class Target:
     fields: tuple[str, ...]
     factor: float = 1.0
 
+    def without(self, names: Collection[str]) -> Target:
+        """Return what is left of it if some logged names come from elsewhere."""
+        left = tuple(name for name in self.fields if NAME_OF.get(name, name) not in names)
+        return Target(left, self.factor)
+
     def read(self, value: float) -> Iterator[tuple[str, float]]:
         """Yield logged names and values."""
         for name in self.fields:
@@ -245,21 +250,33 @@ def recognise(columns: Collection[str]) -> ColumnMap | None:
 
 
 def own_map(pairs: Mapping[str, str], base: ColumnMap) -> ColumnMap:
-    """Add a user's own columns to a map.
+    """Add a user's own columns to a map; they win over others of the same meaning.
 
     Args:
         pairs: Column to logged name, or to a field of ``IterationStats``.
         base: What holds for the others.
 
     Raises:
-        ConfigError: A name is no metric of this project.
+        ConfigError: A name is no metric of this project, or two columns have the same.
     """
-    added = {column: Target((_logged_name(column, name),)) for column, name in pairs.items()}
+    names: dict[str, str] = {}
+    for column, wanted in pairs.items():
+        name = _logged_name(column, wanted)
+        if name in names:
+            raise ConfigError(
+                f"columns `{names[name]}` and `{column}` are both given as `{name}`; leave one out."
+            )
+        names[name] = column
+    added = {column: Target((name,)) for name, column in names.items()}
     title = base.title if base.targets or not pairs else "columns as given"
     return ColumnMap(
         title=title,
         signs=base.signs,
-        targets={**base.targets, **added},
+        targets={
+            **{column: target.without(names) for column, target in base.targets.items()},
+            **dict.fromkeys(names, Target(())),  # columns that have the very name
+            **added,
+        },
         prefix=base.prefix,
         notes=base.notes,
     )
@@ -293,6 +310,7 @@ def _logged_name(column: str, name: str) -> str:
 # ---------------------------------------------------------------------- numbers that are made
 
 _PENALTY, _KL = "objective/non_score_reward", "objective/kl"
+_SOME_RESPONSES = 64.0
 _MADE_OF = (
     *("tokens", "reward_nonfinite_frac", "nonfinite"),
     *(_PENALTY, f"{TRL.prefix}{_PENALTY}"),
@@ -314,7 +332,9 @@ def derived(rows: Sequence[Mapping[str, float]], read: Sequence[Values]) -> list
             _add_count(more, row["tokens"] - tokens)
             tokens = row["tokens"]
         if math.isfinite(share := row.get("reward_nonfinite_frac", math.nan)):
-            more[NAME_OF["dropped_responses"]] = share * more.get(NAME_OF["num_responses"], 1.0)
+            # A share without a number is told as one of some responses.
+            of = more.setdefault(NAME_OF["num_responses"], _SOME_RESPONSES) if share else 0.0
+            more[NAME_OF["dropped_responses"]] = share * of
         _add_coefficient(row, more)
         made.append(more)
     return made

@@ -11,6 +11,7 @@ from ppo_lightning.errors import DataError
 from ppo_lightning.reporting.tables import Row, Table
 
 STEP = "step"
+_AXES = {STEP, "epoch", "hp_metric"}  # names that any writer of a run may use
 _FLOAT, _DOUBLE = 1, 2  # types of TensorFlow's tensors
 _FRAME = 16  # bytes around a record: its length and two checksums
 
@@ -21,16 +22,32 @@ def event_files(folder: Path) -> list[Path]:
 
 
 def read_events(paths: Sequence[Path]) -> Table:
-    """Read the scalars of event files, those of one process after the other.
+    """Read the scalars of event files: those of one writer one after the other.
+
+    Files that share names are of one writer, and one that begins its steps again is of a resumed
+    run. Other writers of the same run, as for validation, stand beside it.
+
+    Args:
+        paths: The oldest first.
 
     Raises:
         DataError: There are no scalars in them.
     """
-    rows = [row for path in paths for row in _rows(path)]
+    writers: list[tuple[set[str], list[Row]]] = []
+    for path in paths:
+        rows = _rows(path)
+        names = {name for row in rows for name in row.numbers} - _AXES
+        own = next((writer for writer in writers if writer[0] & names), None)
+        if own is None:
+            writers.append((names, rows))
+        else:
+            own[0].update(names)
+            own[1].extend(rows)
     notes = [f"{path.name} ends in a record that is cut off" for path in paths if _is_cut(path)]
-    if not rows:
+    found = [rows for _, rows in writers if rows]
+    if not found:
         raise DataError("holds no numbers of TensorBoard.", path=paths[0])
-    return Table(kind="TensorBoard", rows=rows, notes=notes)
+    return Table(kind="TensorBoard", rows=_beside(found), notes=notes)
 
 
 def _rows(path: Path) -> list[Row]:
@@ -39,6 +56,27 @@ def _rows(path: Path) -> list[Row]:
     for step, tag, value in _scalars(path):
         steps.setdefault(step, {})[tag] = value
     return [Row(numbers={STEP: float(step), **tags}) for step, tags in sorted(steps.items())]
+
+
+def _beside(writers: Sequence[Sequence[Row]]) -> Sequence[Row]:
+    """Put rows of the same step together."""
+    if len(writers) == 1:
+        return writers[0]
+    steps: dict[float, dict[str, float]] = {}
+    for rows in writers:
+        for row in _latest(rows):
+            steps.setdefault(row.numbers[STEP], {}).update(row.numbers)
+    return [Row(numbers=steps[step]) for step in sorted(steps)]
+
+
+def _latest(rows: Sequence[Row]) -> list[Row]:
+    """Leave out what a resumed run has left behind."""
+    kept: list[Row] = []
+    for row in rows:
+        while kept and kept[-1].numbers[STEP] >= row.numbers[STEP]:
+            kept.pop()
+        kept.append(row)
+    return kept
 
 
 def _is_cut(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -85,13 +86,6 @@ class Examination:
         seen = {OF_DOCTOR + spell.episode.illness for spell in self.spells}
         return [change for change in self.run.changes if change.dial not in seen]
 
-    def until(self, diagnosis: Diagnosis) -> int | None:
-        """Return the iteration in which an illness was found to be over; None while it lasts."""
-        for episode in (spell.episode for spell in self.spells):
-            if (episode.illness, episode.since) == (diagnosis.illness, diagnosis.since):
-                return episode.until
-        return None
-
 
 def examine(
     run: Run,
@@ -137,13 +131,13 @@ def _undo(examiner: Examiner, restored: int, *, at: int) -> list[Spell]:
     """Forget what came after an iteration; return what is gone."""
     before = [replace(episode) for episode in examiner.episodes]
     examiner.undo_after(restored)
-    kept = {(episode.illness, episode.since) for episode in examiner.episodes}
-    gone = [episode for episode in before if (episode.illness, episode.since) not in kept]
+    kept = {(e.illness, e.since): e.severity for e in examiner.episodes}
+    gone = [e for e in before if kept.get((e.illness, e.since)) != e.severity]
     return [Spell(episode=episode, last=at, undone_in=at) for episode in gone]
 
 
 def _restored(changes: Sequence[Change]) -> Iterator[tuple[int, int]]:
     """Yield iterations in which the run went back, and to which."""
     for change in changes:
-        if change.dial == _RESTORED and change.after is not None:
+        if change.dial == _RESTORED and change.after is not None and math.isfinite(change.after):
             yield change.iteration, int(change.after)

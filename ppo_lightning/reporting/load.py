@@ -30,6 +30,7 @@ from ppo_lightning.reporting.events import event_files, read_events
 from ppo_lightning.reporting.tables import Row, Table, all_columns, read_table
 
 OWN_FILE, CSV_FILE = "metrics.jsonl", "metrics.csv"
+_LAST = 2.0**53  # whole numbers are exact up to there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,11 @@ class Run:
 
 
 def load_run(
-    path: Path, *, columns: ColumnMap | None = None, pairs: Mapping[str, str] | None = None
+    path: Path,
+    *,
+    columns: ColumnMap | None = None,
+    pairs: Mapping[str, str] | None = None,
+    spare: Mapping[str, str] | None = None,
 ) -> Run:
     """Read a run.
 
@@ -99,13 +104,14 @@ def load_run(
         path: Its folder, or a file of it.
         columns: What its columns mean; None finds out by their names.
         pairs: Single columns of the user's own, to logged names.
+        spare: The same for columns of which some may not be there, as a run has no validation.
 
     Raises:
         DataError: There is nothing that could be diagnosed, and why.
         ConfigError: ``pairs`` names a metric or a column that is not there.
         OSError: A file cannot be opened.
     """
-    place = _place(path)
+    place, passed_over = _place(path)
     table = read_events(event_files(place)) if place.is_dir() else read_table(place)
     names = all_columns(table.rows)
     if SUPERVISED_STEP in names and ITERATION not in names:
@@ -115,8 +121,7 @@ def load_run(
             path=place,
         )
     known = columns or recognise(names)
-    pairs = pairs or {}
-    _check_pairs(pairs, names, place)
+    pairs, missing = _check_pairs(pairs or {}, spare or {}, names, place)
     if known is None and not pairs:
         raise DataError(_nothing_known(names), path=place)
     chosen = own_map(pairs, known or OWN_COLUMNS)
@@ -124,6 +129,7 @@ def load_run(
     read = derived([row.numbers for _, row in merged], [chosen.read(r.numbers) for _, r in merged])
     if not any(is_known(name) and name != ITERATION for values in read for name in values):
         raise DataError(_nothing_known(names), path=place)
+    notes = [*passed_over, *notes, *missing]
     return _run(place, table, chosen, [i for i, _ in merged], read, merged, notes, names)
 
 
@@ -155,29 +161,33 @@ def _run(
 # ---------------------------------------------------------------------- which file
 
 
-def _place(path: Path) -> Path:
-    """Return the file that is to be read, or the folder of event files."""
+def _place(path: Path) -> tuple[Path, list[str]]:
+    """Return the file to read, or the folder of event files, and a note on what is passed over."""
     if not os.path.exists(path):  # unlike `Path.exists`, whatever the name is
         raise DataError("is not there: give a run's folder, or its log.", path=path)
     if not path.is_dir():
-        return path
+        return path, []
     found = _log_in(path)
     if found is not None:
-        return found
-    below = sorted(
-        (place for f in _folders_below(path) if (place := _log_in(f)) is not None),
-        key=_newest_last,
-    )
+        return found, []
+    below: dict[Path, Path] = {}
+    for folder in _folders_below(path):
+        inside_one = any(above in below for above in folder.parents)  # a part of a run's own log
+        if not inside_one and (place := _log_in(folder)) is not None:
+            below[folder] = place
     if not below:
         raise DataError(
             f"holds no log of a run: no {OWN_FILE}, {CSV_FILE} or TensorBoard event file.",
             path=path,
         )
-    versions = {place if place.is_dir() else place.parent for place in below}
-    if len(versions) > 1 and len({folder.parent for folder in versions}) > 1:
-        shown = ", ".join(f"`{folder}`" for folder in sorted(versions)[:5])
-        raise DataError(f"holds several runs. Give one of them: {shown}.", path=path)
-    return below[-1]
+    versions = [folder for folder in below if _version_of(folder) is not None]
+    if len(below) == 1 or (len(versions) == len(below) and len({f.parent for f in below}) == 1):
+        newest = max(below, key=lambda folder: _version_of(folder) or 0)
+        notes = [f"`{newest.name}` is the newest of {len(below)} versions"] * (len(below) > 1)
+        return below[newest], notes
+    shown = ", ".join(f"`{folder}`" for folder in sorted(below)[:5])
+    more = f", and {len(below) - 5} more" if len(below) > 5 else ""
+    raise DataError(f"holds several runs. Give one of them: {shown}{more}.", path=path)
 
 
 def _folders_below(folder: Path) -> Iterator[Path]:
@@ -193,30 +203,47 @@ def _log_in(folder: Path) -> Path | None:
     return folder if event_files(folder) else None
 
 
-def _newest_last(place: Path) -> tuple[int, str]:
-    """Order ``version_9`` before ``version_10``."""
-    name = (place if place.is_dir() else place.parent).name
-    digits = name.rpartition("_")[2]
-    return (int(digits) if digits.isdecimal() else -1, str(place))
+def _version_of(folder: Path) -> int | None:
+    """Return the number of a folder that a logger has named: of ``version_10`` 10."""
+    name, _, digits = folder.name.partition("_")
+    return int(digits) if name == "version" and digits.isdecimal() else None
 
 
 # ---------------------------------------------------------------------- which columns
 
 
-def _check_pairs(pairs: Mapping[str, str], names: Collection[str], place: Path) -> None:
+def _check_pairs(
+    pairs: Mapping[str, str], spare: Mapping[str, str], names: Collection[str], place: Path
+) -> tuple[Mapping[str, str], list[str]]:
+    """Return the columns that are there, and a note on others."""
     for column in pairs:
         if column not in names:
             near = nearest(column, names)
             meant = f" Did you mean `{near}`?" if near else ""
-            raise ConfigError(f"`--column {column}=…`: {place} has no column `{column}`.{meant}")
+            raise ConfigError(
+                f"`--column {column}=…`: {place} has no numbers in a column `{column}`.{meant}"
+            )
+    there = {column: name for column, name in spare.items() if column in names}
+    missing = [column for column in spare if column not in names]
+    if missing and not there:
+        raise ConfigError(
+            f"`--columns`: {place} has none of these columns: {_listed(missing)}. It has "
+            f"{_listed(names)}."
+        )
+    notes = [f"columns that are given and not there: {_listed(missing)}"] if missing else []
+    return {**there, **pairs}, notes
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = [f"`{name}`" for name in names][:6]
+    return ", ".join(shown) + (", …" if len(names) > 6 else "")
 
 
 def _nothing_known(names: Sequence[str]) -> str:
     if not names:
         return "holds no numbers."
-    shown = ", ".join(f"`{name}`" for name in names[:6]) + (", …" if len(names) > 6 else "")
     return (
-        f"has no column that is known here; it has {shown}. Say what they are: `--columns "
+        f"has no column that is known here; it has {_listed(names)}. Say what they are: `--columns "
         f"{'|'.join(MAPS)}|FILE.yaml`, or `--column THEIRS=rollout/kl_ref` for each."
     )
 
@@ -259,7 +286,7 @@ def _merged(table: Table) -> tuple[list[tuple[int, Row]], list[str]]:
     merger, missing = _Merger(), 0
     for place, row in enumerate(table.rows):
         number = row.numbers.get(axis, math.nan) if axis else float(place)
-        if math.isfinite(number):
+        if abs(number) <= _LAST:  # not of NaN either
             merger.add(int(number), row)
         else:
             missing += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
@@ -120,7 +121,7 @@ def _verdict(examination: Examination) -> dict[str, Any]:
 
 def _name(path: Path) -> str:
     """Name a run by its folder, and by the file where that has a name of its own."""
-    path = path.absolute()
+    path = Path(os.path.abspath(path))  # also of `..`
     folder = path if path.is_dir() else path.parent
     own = "" if path.is_dir() or path.stem == "metrics" else f"/{path.name}"
     return f"{folder.parent.name}/{folder.name}{own}".lstrip("/")
@@ -134,7 +135,7 @@ def _illness(examination: Examination, diagnosis: Diagnosis) -> dict[str, Any]:
         "name": diagnosis.illness,
         "title": diagnosis.illness if card is None else card.title,
         "severity": diagnosis.severity,
-        "span": span_of(examination, diagnosis),
+        "span": span_of(diagnosis),
         "form": diagnosis.form,
         "cause": diagnosis.companion_of,
         "evidence": [str(evidence) for evidence in diagnosis.evidence],

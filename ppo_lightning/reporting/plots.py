@@ -7,8 +7,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from ppo_lightning.diagnostics import Severity
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.reporting.examination import Examination, Spell
 from ppo_lightning.reporting.figures import Chart, HeatMap, Line
@@ -18,6 +19,7 @@ WIDTH = 9.0
 """Inches, of 72 units of the picture; it is scaled to the page."""
 
 _MOST_LETTERS = 24  # of a name beside a lane
+_MOST_BARS = 100  # of one illness and severity
 _MARGINS = {"left": 0.085, "right": 0.985}  # the same for all, so that iterations stand in columns
 _COLOURS = [PLACEHOLDERS[f"line-{i}"] for i in range(1, 5)]
 _DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))  # lines differ without colour too
@@ -52,6 +54,15 @@ _RC: Any = {
 }
 
 
+class Stretch(NamedTuple):
+    """Iterations of an illness, as one bar."""
+
+    illness: str
+    severity: Severity
+    since: int
+    last: int
+
+
 def require_matplotlib() -> None:
     """Raise what to install, if it is not there.
 
@@ -71,7 +82,7 @@ def draw_chart(chart: Chart, examination: Examination) -> str:
     """Return a chart as SVG; over time with stretches of illness behind it."""
     with _figure(height=2.4) as (figure, axes):
         if chart.over_time:
-            _draw_spells(axes, examination.spells)
+            _draw_spells(axes, examination)
             _draw_actions(axes, examination)
             _set_iterations(axes, examination)
         for line, colour, dashes in zip(chart.lines, _COLOURS, _DASHES, strict=False):
@@ -122,10 +133,13 @@ def draw_timeline(examination: Examination, text: str) -> str:
     height = 0.9 + 0.27 * (len(lanes) + len(dials))
     with _figure(height=height, left=0.2) as (figure, axes):
         axes.grid(visible=False, axis="y")
-        for spell in examination.spells:
-            _draw_bar(axes, spell, lanes.index(spell.episode.illness))
+        for stretch in merged(examination.spells, shortest=_shortest(examination)):
+            _draw_bar(axes, stretch, lanes.index(stretch.illness))
         for place, dial in enumerate(dials, start=len(lanes)):
-            at = [change.iteration for change in examination.actions if change.dial == dial]
+            at = _apart(
+                [change.iteration for change in examination.actions if change.dial == dial],
+                _shortest(examination) / 2,
+            )
             axes.plot(at, [place] * len(at), "d", color=PLACEHOLDERS["action"], markersize=5)
         labels = [_label(name) for name in (*lanes, *dials)]
         axes.set_yticks(range(len(labels)), labels)
@@ -202,32 +216,69 @@ def _draw_healthy(axes: Any, chart: Chart) -> None:
             axes.axhline(bound, color=PLACEHOLDERS["muted"], linewidth=1, linestyle=(0, (1, 3)))
 
 
-def _draw_spells(axes: Any, spells: Sequence[Spell]) -> None:
-    for spell in spells:
-        if spell.episode.severity == "watch":
+def _draw_spells(axes: Any, examination: Examination) -> None:
+    for stretch in merged(examination.spells, shortest=_shortest(examination)):
+        if stretch.severity == "watch":
             continue
-        colour = PLACEHOLDERS[spell.episode.severity]
-        axes.axvspan(spell.episode.since, spell.last, color=colour, alpha=0.08, linewidth=0)
-        axes.axvline(spell.episode.since, color=colour, linewidth=1.2)
+        colour = PLACEHOLDERS[stretch.severity]
+        axes.axvspan(stretch.since, stretch.last, color=colour, alpha=0.08, linewidth=0)
+        axes.axvline(stretch.since, color=colour, linewidth=1.2)
 
 
 def _draw_actions(axes: Any, examination: Examination) -> None:
     at = sorted({change.iteration for change in examination.actions})
-    if 0 < len(at) <= len(examination.run.rows) // 4:  # a law that acts all the time marks nothing
+    most = min(len(examination.run.rows) // 4, _MOST_BARS)
+    if 0 < len(at) <= most:  # a law that acts all the time marks nothing
         for iteration in at:
             axes.axvline(
                 iteration, color=PLACEHOLDERS["action"], linewidth=1, linestyle=(0, (1, 2))
             )
 
 
-def _draw_bar(axes: Any, spell: Spell, lane: int) -> None:
-    severity, since = spell.episode.severity, spell.episode.since
-    width = max(spell.last - since, 0.5)
+def _shortest(examination: Examination) -> float:
+    """Iterations below which a gap between two bars is not seen."""
+    rows = examination.run.rows
+    return (rows[-1].iteration - rows[0].iteration) / _MOST_BARS
+
+
+def _apart(at: Sequence[int], distance: float) -> list[int]:
+    """Return the places that can be told from each other."""
+    found: list[int] = []
+    for place in sorted(at):
+        if not found or place - found[-1] > distance:
+            found.append(place)
+    return found
+
+
+def merged(spells: Sequence[Spell], *, shortest: float) -> list[Stretch]:
+    """Put spells of one illness and severity together that are next to each other.
+
+    An illness that comes and goes for thousands of iterations would be thousands of bars in each
+    plot.
+
+    Args:
+        spells: By time.
+        shortest: Iterations between two of them below which they are one.
+    """
+    found: dict[tuple[str, str], list[Stretch]] = {}
+    for spell in spells:
+        illness, severity = spell.episode.illness, spell.episode.severity
+        own = found.setdefault((illness, severity), [])
+        since, last = spell.episode.since, spell.last
+        if own and since - own[-1].last < shortest:
+            since, last = own[-1].since, max(last, own[-1].last)
+            own.pop()
+        own.append(Stretch(illness, severity, since, last))
+    return [stretch for own in found.values() for stretch in own]
+
+
+def _draw_bar(axes: Any, stretch: Stretch, lane: int) -> None:
+    severity = stretch.severity
     hatch = {"watch": "", "ill": "///", "critical": "xxxx"}[severity]
     axes.barh(
         lane,
-        width,
-        left=since,
+        max(stretch.last - stretch.since, 0.5),
+        left=stretch.since,
         height=0.6,
         color="none" if severity == "watch" else PLACEHOLDERS[severity],
         edgecolor=PLACEHOLDERS["ink"] if severity != "watch" else PLACEHOLDERS["watch"],

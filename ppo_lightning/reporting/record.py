@@ -54,7 +54,7 @@ def _diagnosis(examination: Examination, diagnosis: Diagnosis) -> dict[str, Any]
         "severity": diagnosis.severity,
         "since": diagnosis.since,
         "last_seen": diagnosis.iteration,
-        "over_since": examination.until(diagnosis),
+        "over_since": diagnosis.until,
         "companion_of": diagnosis.companion_of,
         "form": diagnosis.form or None,
         "evidence": [asdict(evidence) for evidence in diagnosis.evidence],

@@ -14,6 +14,7 @@ from ppo_lightning.errors import DataError
 from ppo_lightning.io import read_jsonl
 from ppo_lightning.metrics import SCHEMA_VERSION
 
+_LONGEST_CELL = 2**31 - 1  # characters; Python's own limit is below that of a long text
 _SNIFFED = 4096  # bytes that are looked at to tell text from what is none
 _VERSION, _NONFINITE, _CHANGES = "schema_version", "nonfinite", "changes"
 _WRAPPED = "data"
@@ -158,9 +159,10 @@ def _changes(found: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _read_csv(path: Path) -> Table:
-    text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    text = path.read_bytes().decode("utf-8-sig", errors="replace").lstrip("\r\n")
     lines = text.splitlines()
     delimiter = max(",\t;", key=lines[0].count)
+    csv.field_size_limit(_LONGEST_CELL)
     try:
         head, *cells = list(csv.reader(lines, delimiter=delimiter))
     except (csv.Error, ValueError) as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ppo_lightning.diagnostics import HANDBOOK, Diagnosis, headline
+from ppo_lightning.diagnostics.course import known
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.reporting.examination import Examination
 from ppo_lightning.reporting.timeline import thinned, timeline
@@ -37,7 +39,7 @@ def _head(examination: Examination) -> Iterator[str]:
 
 def _illness(examination: Examination, diagnosis: Diagnosis) -> Iterator[str]:
     yield title_of(diagnosis)
-    yield f"  {span_of(examination, diagnosis)}"
+    yield f"  {span_of(diagnosis)}"
     for evidence in diagnosis.evidence:
         yield from _wrapped(str(evidence), "  - ")
     card = HANDBOOK.get(diagnosis.illness)
@@ -60,18 +62,24 @@ def title_of(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.severity.upper()} {diagnosis.illness}{name}{form}{of}"
 
 
-def span_of(examination: Examination, diagnosis: Diagnosis) -> str:
+def span_of(diagnosis: Diagnosis) -> str:
     """Say since when an illness was there, and until when."""
-    until = examination.until(diagnosis)
-    if until is None:
-        return f"since iteration {diagnosis.since}, last seen in {diagnosis.iteration}"
-    return f"iterations {diagnosis.since} to {diagnosis.iteration}, over since {until}"
+    seen = "" if diagnosis.until is not None else f", last seen in {diagnosis.iteration}"
+    return f"{diagnosis.span}{seen}"
 
 
 def row_of(examination: Examination, diagnosis: Diagnosis) -> IterationStats:
-    """Return the iteration in which an illness was last seen, for the values then in force."""
+    """Return the iteration in which an illness was last seen, for the values then in force.
+
+    Learning rates are the highest of the run: that of a warm-up or a decay is not the config's.
+    """
     rows = examination.run.rows
-    return next((r for r in reversed(rows) if r.iteration <= diagnosis.iteration), rows[-1])
+    row = next((r for r in reversed(rows) if r.iteration <= diagnosis.iteration), rows[-1])
+    return replace(
+        row,
+        lr_actor=max(known(r.lr_actor for r in rows), default=None),
+        lr_critic=max(known(r.lr_critic for r in rows), default=None),
+    )
 
 
 def missing_of(examination: Examination) -> str:
@@ -93,7 +101,7 @@ def _happenings(examination: Examination) -> Iterator[str]:
     for happening in shown:
         yield from _wrapped(happening.text, f"  {happening.iteration:>5}  ")
     if len(shown) < len(found):
-        yield f"         … {len(found) - len(shown)} more changes: `--json` has all"
+        yield f"         … {len(found) - len(shown)} more: `--json` has all"
 
 
 def limits_of_sight(examination: Examination) -> Iterator[str]:

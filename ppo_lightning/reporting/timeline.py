@@ -37,17 +37,22 @@ def timeline(examination: Examination) -> list[Happening]:
 
 
 def thinned(happenings: Sequence[Happening], most: int) -> list[Happening]:
-    """Return at most so many lines: all about illnesses first, then changes evenly from the rest.
+    """Return at most so many lines: those about illnesses first, then changes, each evenly.
 
     A law that steers a dial turns it in every iteration, which would hide everything else.
     """
-    room = most - sum(h.kind != "action" for h in happenings)
-    actions = [h for h in happenings if h.kind == "action"]
-    if len(actions) <= max(room, 0):
-        return list(happenings)
-    step = len(actions) / max(room, 1)
-    kept = {id(actions[int(i * step)]) for i in range(max(room, 1))}
-    return [h for h in happenings if h.kind != "action" or id(h) in kept]
+    illnesses = _evenly([h for h in happenings if h.kind != "action"], most)
+    room = most - len(illnesses)
+    actions = _evenly([h for h in happenings if h.kind == "action"], room)
+    kept = {id(happening) for happening in (*illnesses, *actions)}
+    return [happening for happening in happenings if id(happening) in kept]
+
+
+def _evenly(happenings: Sequence[Happening], most: int) -> Sequence[Happening]:
+    """Return at most so many of them, the first one always."""
+    if len(happenings) <= most:
+        return happenings
+    return [happenings[i * len(happenings) // most] for i in range(most)]
 
 
 def _of_illnesses(examination: Examination) -> Iterator[Happening]:

@@ -21,13 +21,21 @@ _NOTHING = "nothing"
 
 
 def require_folder(out: Path) -> None:
-    """Refuse a file in the place of a sweep's folder.
+    """Refuse a file in the place of a sweep's folder, and a folder of something else.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: It is one of these.
     """
-    if out.exists() and not out.is_dir():
+    if not out.exists():
+        return
+    if not out.is_dir():
         raise ConfigError(f"`--out {out}` is a file; give a folder, which need not be there yet.")
+    others = sorted(entry.name for entry in out.iterdir() if entry.name != _LOCK_FILE)
+    if others and DEFINITION_FILE not in others:
+        raise ConfigError(
+            f"`--out {out}` holds `{others[0]}` and is no folder of a sweep; give another one, or "
+            "an empty one."
+        )
 
 
 @contextmanager
@@ -39,7 +47,8 @@ def locked(out: Path) -> Iterator[int]:
         sweep keeps the next one out, or two would write into one folder.
 
     Raises:
-        ConfigError: The folder is a file, or a sweep or a run is at work in it.
+        ConfigError: The folder is a file, or one of something else, or a sweep or a run is at work
+            in it.
     """
     require_folder(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -67,13 +76,8 @@ def keep_definition(out: Path, definition: Mapping[str, Any]) -> None:
     """
     path = out / DEFINITION_FILE
     now = json.loads(json.dumps(definition, default=str))
+    require_folder(out)
     if not path.exists():
-        others = [entry.name for entry in out.iterdir() if entry.name != _LOCK_FILE]
-        if others:
-            raise ConfigError(
-                f"`--out {out}` holds `{sorted(others)[0]}` and is no folder of a sweep; give "
-                "another one, or an empty one."
-            )
         write_json_atomic(path, now)
         return
     before = read_json(path)

@@ -13,7 +13,9 @@ from ppo_lightning.studies.report import cells, headers
 _STYLE = """\
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
+.scroll { overflow-x: auto; }
+:focus-visible { outline: 3px solid; outline-offset: 2px; }
+table { border-collapse: collapse; }
 caption { text-align: left; padding: .5rem 0; }
 th, td { border-bottom: 1px solid #8888; padding: .3rem .7rem; }
 th, td { text-align: right; white-space: nowrap; }
@@ -104,9 +106,10 @@ def _table(comparison: Comparison) -> str:
     caption = f"{comparison.metric}, by arm; the base is the config itself"
     return "\n".join(
         [
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">',
             f"<table>\n<caption>{escape(caption)}</caption>",
             f"<thead><tr>{head}</tr></thead>",
-            f"<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table>",
+            f"<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table>\n</div>",
         ]
     )
 
@@ -122,6 +125,7 @@ def _problems(comparison: Comparison) -> list[str]:
 
 def _figure(plot: Plot) -> str:
     return (
-        f'<figure>\n<div role="img" aria-label="{escape(plot.told)}">\n{plot.svg}\n</div>\n'
+        f'<figure tabindex="0">\n<div role="img" aria-label="{escape(plot.told)}">\n'
+        f"{plot.svg}\n</div>\n"
         f"<figcaption>{escape(plot.caption)}</figcaption>\n</figure>"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -73,10 +74,15 @@ def curve_groups(comparison: Comparison) -> list[tuple[str, list[Row]]]:
         )
     groups = []
     for key, rows in by_setting.items():
-        best = sorted(rows, key=lambda row: row.metric.mean if row.metric else float("-inf"))
+        best = sorted(rows, key=_rank)
         shown = {row.arm.name for row in best[-_MOST_CURVES:]}
         groups.append((key, [base, *(row for row in rows if row.arm.name in shown)]))
     return groups or [("", [base])]
+
+
+def _rank(row: Row) -> float:
+    mean = math.nan if row.metric is None else row.metric.mean
+    return -math.inf if math.isnan(mean) else mean
 
 
 # ---------------------------------------------------------------------- the pictures

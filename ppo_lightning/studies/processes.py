@@ -70,6 +70,8 @@ class FitProcesses:
             finally:
                 with self._lock:
                     self._alive.discard(process)
+            if code < 0:
+                _end_group(process.pid)
         if code == 0:
             return Outcome(status="finished")
         if self._stopping:
@@ -131,6 +133,14 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             return
+
+
+def _end_group(leader: int) -> None:
+    """End what a killed process has started: other ranks would wait for it, and keep a device."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 def _why(code: int, log: Path, begin: int) -> str:

@@ -1,12 +1,16 @@
 """The doctor in a run: it tells, reports, treats, goes on after a resume, forgets the undone."""
 
+import csv
 import json
 import logging
+import math
+from dataclasses import replace
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from ppo_lightning.callbacks import CheckpointRollback, Doctor, TreatmentConfig
+from ppo_lightning.configs import GroupConfig
 from ppo_lightning.diagnostics import Evidence, Finding, Rule, RuleLimits
 from tests.helpers.cli import run_cli, tiny_config, write_config
 from tests.helpers.faults import RateSpike
@@ -29,6 +33,39 @@ class At(Rule):
         return Finding(severity=self.severity, evidence=evidence)
 
 
+class Together(Rule):
+    """Asks several rules on one illness."""
+
+    confirm = 1
+
+    def __init__(self, rules):
+        self.rules, self.illness = rules, rules[0].illness
+
+    def examine(self, course, limits):
+        """Say what the first says that says anything."""
+        return next(filter(None, (rule.examine(course, limits) for rule in self.rules)), None)
+
+
+class Broken(Rule):
+    """A rule with a mistake in it."""
+
+    illness = "flu"
+
+    def examine(self, course, limits):
+        """Divide by zero."""
+        return 1 / 0
+
+
+def went_back_to(states, iteration):
+    """Goes back, and says that it was to an iteration."""
+    whole = states.go_back
+
+    def go_back(module, verdicts):
+        return replace(whole(module, verdicts), iteration=iteration)
+
+    return go_back
+
+
 BUILT_IN = [
     *("critic_failure", "entropy_collapse", "kl_runaway", "length_exploitation", "stalled"),
     *("no_reward_signal", "nonfinite_update", "oscillation", "over_optimisation", "rank_trouble"),
@@ -46,8 +83,8 @@ def scripted(iterations, **options):
     return doctor
 
 
-def run(folder, model, *callbacks, epochs=5, ckpt=None, **options):
-    module = ppo_module(model)
+def run(folder, model, *callbacks, epochs=5, ckpt=None, module=None, **options):
+    module = module or ppo_module(model)
     recorder = fit(
         folder,
         module,
@@ -81,18 +118,25 @@ def test_it_tells_once_and_touches_nothing(tiny_llama_dir, tmp_path, caplog):
         (1, "illness kl_runaway", 0.0, 2.0),
         (4, "illness kl_runaway", 2.0, 0.0),
     ]
-    rows = (tmp_path / "log" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
-    assert "doctor/severity" in rows
-    assert "doctor/kl_runaway" in rows
+    log = tmp_path / "log" / "lightning_logs" / "version_0" / "metrics.csv"
+    with log.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["doctor/severity"]]
+    assert [float(row["doctor/severity"]) for row in rows] == [0.0, 2.0, 2.0, 2.0, 0.0]
+    assert [row["doctor/kl_runaway"] for row in rows] == ["", "2.0", "2.0", "2.0", "0.0"]
 
 
 def test_advice_has_causes_and_values(tiny_llama_dir, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        module, stats = run(tmp_path, tiny_llama_dir, scripted({1}, report="none"), epochs=2)
+        warming_up = ppo_module(tiny_llama_dir, actor=GroupConfig(lr=2e-3, warmup=100))
+        module, stats = run(
+            *(tmp_path, tiny_llama_dir, scripted({1}, report="none")), epochs=2, module=warming_up
+        )
     (told,) = [r.message for r in caplog.records if r.message.startswith("Doctor: kl_runaway")]
     assert "likely: β too small" in told
     coef = stats[1].kl_coef
     assert f"`kl.coef` {coef:.3g} → {4 * coef:.3g}" in told
+    assert stats[1].lr_actor < 1e-3  # in force, in the warm-up
+    assert "`actor.lr` 0.002 → 0.001" in told
     assert entries(module, dial="kl_coef") == []
 
 
@@ -142,6 +186,62 @@ def test_what_a_rollback_undid_is_forgotten(tiny_llama_dir, tmp_path):
     (state, *_) = [e for e in module.controls.journal if e["dial"] == "state"]
     rows = [row.iteration for row in doctor.examiner._rows]
     assert not any(state["after"] < i <= state["before"] for i in rows)
+
+
+def test_what_comes_again_after_a_rollback_is_reported_again(tiny_llama_dir, tmp_path):
+    """Suspected before the state that was kept, and critical after it, twice."""
+    heard = []
+    rules = [At({1}, severity="watch"), At({2, 4}, severity="critical")]
+    doctor = Doctor(rules=[Together(rules)], policy="observe")
+    back = CheckpointRollback(illnesses=["kl_runaway"], max_rollbacks=5)
+    back.states.go_back = went_back_to(back.states, 1)
+    doctor.on_diagnosis = lambda trainer, module, verdicts: heard.extend(verdicts)
+    run(tmp_path, tiny_llama_dir, doctor, back, epochs=5)
+    mine = [v.iteration for v in heard if v.source == "Doctor"]
+    assert mine == [2, 4]
+
+
+def test_a_rule_that_fails_stops_nothing(tiny_llama_dir, tmp_path):
+    doctor = Doctor(rules=[Broken(), At({1}, illness="gout")], report="none")
+    with pytest.warns(UserWarning, match=r"Doctor: the rule on `flu` \(Broken\) failed") as told:
+        module, stats = run(tmp_path, tiny_llama_dir, doctor, epochs=3)
+    assert len([w for w in told if "flu" in str(w.message)]) == 1
+    assert [s.iteration for s in stats] == [0, 1, 2]
+    assert entries(module, dial="illness gout")[0] == (1, "illness gout", 0.0, 2.0)
+
+
+def test_a_spread_that_is_no_number_is_no_dose(tiny_llama_dir, tmp_path, monkeypatch):
+    """The unit of a first β is the level of the spread: one NaN or outlier does not spoil it."""
+    from ppo_lightning.diagnostics import Examiner
+
+    doctor = scripted({2}, policy="act", report="none")
+    spreads = iter((1.0, 2.0, math.nan, 1.0))
+    whole = Examiner.examine
+
+    def examine(self, row):
+        return whole(self, replace(row, score_std=next(spreads)))
+
+    monkeypatch.setattr(Examiner, "examine", examine)
+    doses = []
+    monkeypatch.setattr(doctor.treatment, "dose", lambda *_, spread: doses.append(spread) or [])
+    run(tmp_path, tiny_llama_dir, doctor, epochs=4)
+    assert doses == [1.5]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_doctor_that_only_looks_turns_back_what_one_that_acted_has_turned(
+    tiny_llama_dir, tmp_path
+):
+    acting = scripted({1}, policy="act", report="none")
+    treated, _ = run(tmp_path / "part", tiny_llama_dir, acting, epochs=3)
+    assert treated.controls["kl_coef"] > treated.kl.coef
+    last = next((tmp_path / "part").rglob("*.ckpt"))
+    looking = scripted(set(), policy="observe", illness="gout")
+    resumed, stats = run(tmp_path / "rest", tiny_llama_dir, looking, epochs=5, ckpt=last)
+    assert [s.kl_coef for s in stats] == [treated.kl.coef] * 2
+    assert resumed.controls["actor_lr_factor"] == 1.0
+    told = [dial for i, dial, *_ in entries(resumed) if i > 2]
+    assert "illness kl_runaway" not in told  # of a rule that is not asked any more
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

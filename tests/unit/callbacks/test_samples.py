@@ -1,3 +1,8 @@
+import html
+import re
+
+import pytest
+
 from ppo_lightning.callbacks.samples import as_markdown, side_by_side
 from ppo_lightning.modules import Answer
 
@@ -56,6 +61,22 @@ def test_an_answer_without_partner_is_kept():
     assert row["reference"] == "r"
     assert "policy" not in row
     assert "iteration" not in row
+
+
+HOSTILE = "`a\r\nb | **c** _d_ ~~e~~ ![x](http://h/y.png) [l](http://h) \\` <img src=x> & # $x$"
+
+
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated:DeprecationWarning")
+def test_nothing_of_a_text_acts_where_tensorboard_shows_it():
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    answers = [answer("policy", HOSTILE, prompt="`"), answer("reference", "`|`")]
+    shown = markdown_to_safe_html(as_markdown(side_by_side(answers, iteration=0)))
+    body = shown.split("<tbody>")[1]
+    assert re.findall(r"<(\w+)", body) == ["tr", "td", "td", "br", *["td"] * 6]
+    cells = re.findall("<td>(.*?)</td>", body, re.DOTALL)
+    texts = [html.unescape(re.sub("<br */?>", "\r\n", cell)) for cell in cells]
+    assert texts[:3] == ["`", HOSTILE, "`|`"]
 
 
 def test_markdown_keeps_texts_in_their_cells():

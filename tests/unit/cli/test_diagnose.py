@@ -1,13 +1,15 @@
 """``diagnose``: exit codes, options, and words for what goes wrong."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tests.helpers.cli import run_cli
-from tests.helpers.report_runs import healthy_row, runaway_row, write_metrics
+from tests.helpers.report_runs import change, healthy_row, runaway_row, write_metrics
 
 OWN_RULE = '''
 from ppo_lightning.diagnostics import Rule, found, seen
@@ -19,12 +21,20 @@ class TooLong(Rule):
         length = course.value("response_length_mean")
         return found("ill", seen("response_length_mean", length, limit=10.0)) if length else None
 
+class Failing(TooLong):
+    """Divides by zero in the third iteration."""
+    def examine(self, course, limits):
+        return 1 / (2 - course.now.iteration) and None
+
 class NoRule:
     pass
 
 class NeedsArguments(Rule):
     illness = "x"
     def __init__(self, limit): ...
+    def examine(self, course, limits): ...
+
+class NoName(Rule):
     def examine(self, course, limits): ...
 '''
 
@@ -111,6 +121,10 @@ def test_columns_by_option_and_by_file(tmp_path, monkeypatch, capsys):
         (["--rules", "own_rules.NoRule"], "is no rule"),
         (["--rules", "own_rules.NeedsArguments"], "cannot be made without arguments"),
         (["--rules", "Rule"], "Give `module.Class`"),
+        (["--rules", "own_rules.NoName"], "NoName has no `illness`"),
+        (["--rules", "own_rules.Failing"], "`too_long` (Failing) failed in iteration 2: ZeroDiv"),
+        (["--rules", "own_rules.TooLong", "--rules", "own_rules.Failing"], "both look for"),
+        (["--column", "a=kl_ref", "--column", "a=entropy"], "`--column a=…` is given twice"),
     ],
 )
 def test_wrong_options_are_told_in_a_line(healthy, own_rules, monkeypatch, capsys, options, said):
@@ -136,6 +150,49 @@ def test_a_path_that_is_not_there(tmp_path, monkeypatch, capsys):
 def test_a_page_is_not_written_over_a_folder(ill, tmp_path, monkeypatch, capsys):
     assert run_cli(monkeypatch, "diagnose", ill, "--html", tmp_path) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+def test_the_page_is_not_written_over_the_log(ill, monkeypatch, capsys):
+    log = ill / "metrics.jsonl"
+    before = log.read_bytes()
+    assert run_cli(monkeypatch, "diagnose", ill, "--html", log) == 2
+    assert "is the log itself" in capsys.readouterr().err
+    assert log.read_bytes() == before
+
+
+def test_the_page_is_not_written_over_a_device(ill, tmp_path, monkeypatch, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert run_cli(monkeypatch, "diagnose", ill, "--html", tmp_path / "pipe") == 2
+    assert "is no ordinary file" in capsys.readouterr().err
+    assert not (tmp_path / "pipe").is_file()
+
+
+def test_a_module_of_rules_that_is_broken_is_told_in_a_line(ill, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken_rules.py").write_text("def (:\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run_cli(monkeypatch, "diagnose", ill, "--rules", "broken_rules.X") == 2
+    assert "cannot be imported: invalid syntax" in capsys.readouterr().err
+
+
+def test_nothing_in_a_log_acts_on_the_terminal(tmp_path, monkeypatch, capsys):
+    noted = {1: [change(1, "kl_coef", 1.0, 2.0, reason="\x1b[2J\x9b2Jgone")]}
+    write_metrics(tmp_path, [healthy_row(i) for i in range(3)], noted)
+    run_cli(monkeypatch, "diagnose", tmp_path)
+    out = capsys.readouterr().out
+    assert "gone" in out
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
+
+
+def test_columns_of_a_file_need_not_all_be_there(tmp_path, monkeypatch, capsys):
+    log, names = tmp_path / "log.csv", tmp_path / "names.yaml"
+    log.write_text("step,distance\n0,1.0\n1,2.0\n", encoding="utf-8")
+    names.write_text("distance: kl_ref\njudge: val/sampled/gold\n", encoding="utf-8")
+    assert run_cli(monkeypatch, "diagnose", log, "--columns", names) == 0
+    assert "note: columns that are given and not there: `judge`" in capsys.readouterr().out
+    names.write_text("judge: val/sampled/gold\n", encoding="utf-8")
+    assert run_cli(monkeypatch, "diagnose", log, "--columns", names) == 2
+    error = capsys.readouterr().err
+    assert "has none of these columns: `judge`. It has `step`, `distance`." in error
 
 
 def test_the_page_is_written_beside_what_is_printed(ill, tmp_path, monkeypatch, capsys):

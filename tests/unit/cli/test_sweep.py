@@ -1,14 +1,15 @@
+import math
 import signal
 import threading
 
 import pytest
 
-from ppo_lightning.cli import sweep, sweep_config
+from ppo_lightning.cli import sweep, sweep_config, sweep_work
 from ppo_lightning.cli.main import main
 from ppo_lightning.cli.sweep import parse_seeds
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.io import read_json
-from ppo_lightning.studies import Outcome
+from ppo_lightning.studies import Outcome, measure
 from ppo_lightning.studies import page as sweep_page
 from tests.helpers.sweeps import METRIC, FakeConfig, FakeRunner
 
@@ -107,6 +108,19 @@ def test_a_finished_sweep_only_shows_its_table_again(call, runner, tmp_path):
     assert len(runner.made) == made
     assert "| rollout/kl_ref |" in out
     assert arms(tmp_path)["base"]["metric"]["mean"] == 3.0
+
+
+def test_a_finished_run_is_read_once(call, monkeypatch):
+    read = []
+
+    def measured(run, state, metric, last):
+        read.append((str(run), state.status))
+        return measure(run, state, metric, last)
+
+    monkeypatch.setattr(sweep_work, "measure", measured)
+    assert call(CLIP, "--seeds=0,1,2")[0] == 0
+    finished = [name for name, status in read if status == "finished"]
+    assert len(finished) == len(set(finished)) == 9
 
 
 def test_a_failed_run_is_told_and_made_again(call, runner, tmp_path):
@@ -270,6 +284,12 @@ class TestSearch:
         made = len(runner.made)
         assert call(RANGE, "--search=2", "--seeds=0,1")[0] == 1
         assert len(runner.made) == made  # it is not made again
+
+    def test_a_trial_without_a_number_is_not_the_best(self, call, runner):
+        runner.golds = lambda run: [math.nan] if run.arm == "trial_000" else golds_by_clip(run)
+        code, out, _ = call(RANGE, "--search=2")
+        assert code == 0
+        assert "(trial_001)" in out
 
     def test_the_ends_of_a_range_are_tried_first(self, call, runner):
         code, _, err = call("--vary=model.init_args.ppo.clip_range=0.1..7.0", "--search=2")

@@ -1,6 +1,7 @@
 """Signs become diagnoses: confirmed, remembered, told as companions, over."""
 
 import json
+import math
 
 import pytest
 
@@ -12,6 +13,7 @@ from ppo_lightning.diagnostics import (
     Examiner,
     Finding,
     Rule,
+    RuleLimits,
     headline,
     notice,
 )
@@ -173,13 +175,67 @@ def test_what_was_undone_is_forgotten():
     assert len(examiner._rows) == 4
 
 
+def test_an_illness_is_as_bad_as_it_was_where_the_run_went_back_to():
+    script = {3: "watch", 5: "critical", 7: "watch", 8: "critical"}
+    examiner = Examiner([Scripted("a", script, lasting=True)])
+    told(examiner, range(6))
+    state = json.loads(json.dumps(examiner.state_dict()))
+    for one in (examiner, Examiner(examiner.rules)):
+        one.load_state_dict(state)
+        one.undo_after(4)
+        (left,) = one.diagnoses()
+        assert (left.severity, left.since, left.evidence[0].now) == ("watch", 3, 3)
+        assert [found[0][1] for found in told(one, range(6, 9))] == ["watch", "watch", "critical"]
+
+
+def test_an_illness_that_was_over_when_the_run_went_back_is_there_again():
+    examiner = Examiner([Scripted("a", ills(1, 2, 9, 10))], clear_after=2)
+    told(examiner, range(6))
+    assert examiner.diagnoses() == []
+    examiner.undo_after(2)
+    assert [d.severity for d in examiner.diagnoses()] == ["ill"]
+    assert told(examiner, range(6, 11))[-1] == [("a", "ill")]
+    assert [(e.since, e.until) for e in examiner.episodes] == [(1, 7), (9, None)]
+
+
+def test_an_illness_that_is_over_is_told_with_its_end():
+    examiner = Examiner([Scripted("a", ills(0, 1))])
+    told(examiner, range(9))
+    assert headline(examiner.summary()) == "ill: a in iterations 0 to 1, over since 5"
+    examiner = Examiner([Scripted("a", ills(1), confirm=1)])
+    told(examiner, range(9))
+    assert headline(examiner.summary()) == "ill: a in iteration 1, over since 5"
+
+
+def test_the_level_is_a_median_of_what_is_finite():
+    examiner = Examiner([])
+    assert examiner.level("score_std") is None
+    for i, std in enumerate((1.0, 2.0, 3.0, math.nan)):
+        examiner.examine(healthy(i, score_std=std))
+    assert examiner.level("score_std") == 2.5
+
+
 def test_long_runs_are_judged_by_their_ends_and_their_start():
     rows = run(300, val_sampled=lambda i: gold(-abs(i - 100.0)))
     kept = keep(rows)
     numbers = [row.iteration for row in kept]
-    assert numbers == [*range(FIRST), 100, *range(300 - RECENT, 300)]
+    assert numbers == [*range(FIRST), 100, 101, *range(300 - RECENT, 300)]
     assert keep(kept) == kept
     assert Course(kept, trained=300).gain == pytest.approx(Course(rows).gain)
+
+
+def test_the_best_gold_score_of_a_long_run_is_that_of_two_judgements_in_a_row():
+    def judged(i):
+        return gold(1.0 - abs(i - 100) / 200, 0.01) if i % 10 == 0 else None
+
+    rows = run(300, raw_score_mean=lambda i: 0.01 * i, val_sampled=judged)
+    examiner = Examiner()
+    for row in rows:
+        examiner.examine(row)
+    rule = next(r for r in RULES if r.illness == "over_optimisation")
+    kept, whole = (rule.examine(Course(c), RuleLimits()) for c in (examiner._rows, rows))
+    assert kept.evidence == whole.evidence
+    assert kept.evidence[0].before == pytest.approx(0.975)
 
 
 def test_the_start_is_that_of_the_actors_training():

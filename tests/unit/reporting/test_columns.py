@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from ppo_lightning.diagnostics import RULES
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.metrics import IterationStats
-from ppo_lightning.reporting import MAPS, load_run
+from ppo_lightning.reporting import MAPS, examine, load_run
 from ppo_lightning.reporting.columns import NAME_OF, is_known, own_map, recognise
 
 TRL = {
@@ -133,6 +134,14 @@ def test_counts_are_made_of_plain_columns(tmp_path):
     first, second = load_run(path).rows
     assert (first.num_responses, first.dropped_responses) == (100.0, 10.0)
     assert (second.num_responses, second.dropped_responses) == (50.0, 0.0)
+
+
+@pytest.mark.parametrize(("share", "code"), [(0.0, 0), (0.01, 0), (0.1, 3), (0.6, 4)])
+def test_a_share_of_broken_scores_counts_as_one_also_without_a_number(tmp_path, share, code):
+    row = {"reward_mean": 1.0, "reward_std": 1.0, "kl_ref": 0.0, "reward_nonfinite_frac": share}
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"iter": i, **row}) + "\n" for i in range(3)), "utf-8")
+    assert examine(load_run(path), rules=RULES).exit_code == code
 
 
 def test_a_field_that_is_no_metric_is_refused():

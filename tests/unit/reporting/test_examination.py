@@ -78,13 +78,20 @@ def test_remedies_carry_the_values_in_force_when_the_illness_was_last_seen(tmp_p
     assert "`actor.lr` 0.004 → 0.0004" in text
 
 
+def test_rates_in_remedies_are_those_of_the_config_and_not_of_a_warm_up(tmp_path):
+    rows = [healthy_row(i, kl_old=0.3 if i == 0 else 0.01, lr_actor=1e-6 * min(i + 1, 4),
+                        lr_critic=math.nan if i == 1 else None) for i in range(8)]  # fmt: skip
+    text = report_text(examined(tmp_path, rows))
+    assert "`actor.lr` 4e-06 → 4e-07" in text
+
+
 def test_an_illness_that_has_passed_is_told_with_its_end(tmp_path):
     rows = [healthy_row(i, kl_coef=0.0, kl_ref=9.0 if 4 < i < 9 else 1.0) for i in range(30)]
     found = examined(tmp_path, rows)
     diagnosis = next(d for d in found.diagnoses if d.illness == "kl_runaway")
-    until = found.until(diagnosis)
+    until = diagnosis.until
     assert until is not None
-    assert f"over since {until}" in report_text(found)
+    assert f"over since {until}" in report_text(found).splitlines()[0]
     ends = [h for h in timeline(found) if h.kind == "end" and h.what == "kl_runaway"]
     assert [h.iteration for h in ends] == [until]
 
@@ -101,6 +108,35 @@ def test_what_a_rollback_undid_is_told_but_is_no_verdict(tmp_path):
     assert sick.severity is None
     write_metrics(tmp_path / "other", rows)
     assert examine(load_run(tmp_path / "other"), rules=RULES).severity == "critical"
+
+
+def test_what_a_rollback_undid_of_an_illness_that_stays_is_told(tmp_path):
+    bad = {5: {"clip_fraction": 0.25}, 6: {"kl_old": 0.5}}
+    rows = [healthy_row(i, **bad.get(i, {})) for i in range(20)]
+    undo = {6: [change(6, "state", 6.0, 5.0, source="CheckpointRollback")]}
+    found = examined(tmp_path, rows, undo)
+    assert found.exit_code == 0
+    told = [(s.episode.severity, s.episode.since, s.undone_in) for s in found.spells]
+    assert sorted(told, key=str) == [("critical", 5, 6), ("watch", 5, None)]
+
+
+@pytest.mark.parametrize("after", [math.nan, math.inf])
+def test_a_rollback_to_nowhere_is_none(tmp_path, after):
+    path = write_metrics(tmp_path, [healthy_row(i) for i in range(3)])
+    lines = path.read_text(encoding="utf-8").splitlines()
+    entry = {"iteration": 1, "dial": "state", "before": 1, "after": after}
+    lines[2] = json.dumps({**json.loads(lines[2]), "changes": [entry]})
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert examine(load_run(tmp_path), rules=RULES).exit_code == 0
+
+
+def test_an_illness_that_comes_and_goes_fills_no_screen(tmp_path):
+    rows = [healthy_row(i, clip_fraction=0.25 if i % 6 == 0 else 0.05) for i in range(600)]
+    found = examined(tmp_path, rows)
+    assert len(found.spells) == 100
+    assert len(thinned(timeline(found), 20)) == 20
+    assert len(report_text(found).splitlines()) < 60
+    assert len(report_record(found)["episodes"]) == 100
 
 
 def test_what_the_doctor_noted_is_told_where_it_is_not_seen_here(tmp_path):
@@ -125,7 +161,7 @@ def test_a_law_that_acts_all_the_time_does_not_hide_the_rest(tmp_path):
     assert len(shown) <= 20
     assert [h for h in shown if h.kind != "action"] == [h for h in happened if h.kind != "action"]
     assert shown == sorted(shown, key=lambda h: h.iteration)
-    assert "more changes: `--json` has all" in report_text(found)
+    assert "more: `--json` has all" in report_text(found)
 
 
 def test_one_iteration_says_what_could_not_be_judged(tmp_path):

@@ -76,6 +76,27 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
         load_run(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("seed_0", "seed_1"), ("version_0", "mine")])
+def test_runs_that_are_no_versions_are_not_chosen_among(tmp_path, names):
+    for name in names:
+        write_metrics(tmp_path / name, [healthy_row(0)])
+    with pytest.raises(DataError, match=f"several runs.*{names[-1]}"):
+        load_run(tmp_path)
+
+
+def test_what_was_passed_over_is_said(tmp_path):
+    for name in ("version_0", "version_1"):
+        write_metrics(tmp_path / name, [healthy_row(0)])
+    assert load_run(tmp_path).notes == ["`version_1` is the newest of 2 versions"]
+    assert load_run(tmp_path / "version_1").notes == []
+
+
+def test_parts_of_a_run_below_it_are_no_runs(tmp_path):
+    write_metrics(tmp_path / "version_0", [healthy_row(0)])
+    write_metrics(tmp_path / "version_0" / "part", [healthy_row(5)])
+    assert iterations(load_run(tmp_path)) == [0]
+
+
 def test_lightnings_csv_is_read_with_rows_of_one_step_put_together(tmp_path):
     lines = ["0,0.1,,0", "0,,3.0,0", "1,0.2,,1"]
     head = "step,rollout/kl_ref,val/sampled/gold,epoch"
@@ -102,6 +123,36 @@ def test_event_files_are_read_the_later_process_last(tmp_path):
     run = load_run(tmp_path)
     assert iterations(run) == [0, 1, 2, 3]
     assert [row.raw_score_mean for row in run.rows] == [0.0, 6.0, 7.0, 8.0]
+
+
+def event_files(folder, *contents):
+    """Write an event file for each mapping of a name to its steps and values."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, content in enumerate(contents):
+        writer = SummaryWriter(str(folder / "new"))
+        for name, values in content.items():
+            for step, value in values.items():
+                writer.add_scalar(name, value, step)
+        writer.close()
+        (file,) = (folder / "new").glob("*tfevents*")
+        file.rename(folder / f"events.out.tfevents.{number}")
+
+
+def test_event_files_of_other_writers_stand_beside_each_other(tmp_path):
+    steps = {i: float(i) for i in range(4)}
+    event_files(
+        tmp_path,
+        {"rollout/kl_ref": steps, "epoch": steps},
+        {"val/sampled/gold": {0: 5.0, 2: 6.0}, "epoch": {0: 0.0, 2: 2.0}},
+        {"rollout/kl_ref": {2: 12.0, 3: 13.0}},  # resumed
+        {"val/sampled/gold": {2: 7.0, 9: 8.0}},
+    )
+    run = load_run(tmp_path)
+    assert iterations(run) == [0, 1, 2, 3, 9]
+    assert [row.kl_ref for row in run.rows] == [0.0, 1.0, 12.0, 13.0, None]
+    golds = [None if r.val_sampled is None else r.val_sampled.gold for r in run.rows]
+    assert golds == [5.0, None, 7.0, None, 8.0]
 
 
 def test_a_broken_end_of_an_event_file_is_left_out_and_said(tmp_path):
@@ -157,6 +208,17 @@ def test_broken_lines_in_the_middle_are_named(tmp_path):
     assert run.notes == ["1 line could not be read, and left out: 2"]
 
 
+def test_numbers_beyond_all_counting_are_no_iterations(tmp_path):
+    run = load_run(csv_file(tmp_path, "0,1,1,0,2", "1e300,1,1,0,2", "1,1,1,0,2"))
+    assert iterations(run) == [0, 1]
+    assert run.notes == ["1 row(s) without a number in `iter` were left out"]
+
+
+def test_a_cell_may_hold_a_long_text(tmp_path):
+    lines = [f'{i},1,1,0,2,"{"x" * 200_000}"' for i in range(2)]
+    assert iterations(load_run(csv_file(tmp_path, *lines, head=f"{HEAD},text"))) == [0, 1]
+
+
 def test_one_row_is_a_run(tmp_path):
     assert iterations(load_run(csv_file(tmp_path, "7,1,1,0,2"))) == [7]
 
@@ -178,6 +240,12 @@ def test_rows_without_an_axis_are_counted(tmp_path):
     run = load_run(csv_file(tmp_path, "1,1,0", "2,1,0", head="reward_mean,reward_std,kl_ref"))
     assert iterations(run) == [0, 1]
     assert "no column numbers the iterations: rows are counted" in run.notes
+
+
+def test_blank_lines_before_the_names_are_no_names(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(f"\n\r\n{HEAD}\n\n0,1,1,0,2\n", encoding="utf-8")
+    assert load_run(path).rows[0].entropy == 2.0
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";"])
@@ -246,8 +314,21 @@ def test_own_columns_that_are_wrong_say_what_may_be_meant(tmp_path):
     path = csv_file(tmp_path, "3,0.5,9", head="step,my_kl,len")
     with pytest.raises(ConfigError, match=r"Did you mean `rollout/kl_ref`\?"):
         load_run(path, pairs={"my_kl": "rollout/kl_reff"})
-    with pytest.raises(ConfigError, match=r"no column `my_k`. Did you mean `my_kl`\?"):
+    with pytest.raises(ConfigError, match=r"in a column `my_k`. Did you mean `my_kl`\?"):
         load_run(path, pairs={"my_k": "rollout/kl_ref"})
+
+
+def test_own_columns_win_over_others_of_the_same_meaning(tmp_path):
+    for head in ("step,mine,rollout/kl_ref", "step,rollout/kl_ref,mine"):
+        values = "0,1,2" if head.endswith("ref") else "0,2,1"
+        run = load_run(csv_file(tmp_path, values, head=head), pairs={"mine": "kl_ref"})
+        assert run.rows[0].kl_ref == 1.0
+    path = csv_file(tmp_path, "0,1,1,0,2,8,9", head=f"{HEAD},mine,mean")
+    run = load_run(path, pairs={"mine": "kl_ref", "mean": "score_mean"})
+    assert (run.rows[0].kl_ref, run.rows[0].score_mean, run.rows[0].raw_score_mean) == (8, 9, 1)
+    assert run.unknown == []
+    with pytest.raises(ConfigError, match="columns `mine` and `mean` are both given as `rollout/k"):
+        load_run(path, pairs={"mine": "kl_ref", "mean": "rollout/kl_ref"})
 
 
 def test_a_column_beside_a_known_framework_adds_to_it(tmp_path):

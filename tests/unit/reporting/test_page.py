@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from ppo_lightning.diagnostics import RULES
-from ppo_lightning.reporting import examine, load_run, report_html
+from ppo_lightning.diagnostics import RULES, Episode, RuleLimits
+from ppo_lightning.reporting import Spell, examine, load_run, report_html
+from ppo_lightning.reporting.plots import draw_timeline, merged
 from tests.helpers.report_runs import HOSTILE, change, full_run, healthy_row, write_metrics
 
 pytest.importorskip("matplotlib", reason="plots are drawn with matplotlib")
@@ -206,6 +209,41 @@ def test_a_long_run_makes_a_small_page(tmp_path):
     text = report_html(examine(load_run(full_run(tmp_path, 500)), rules=RULES))
     assert len(text.encode()) < 5_000_000
     assert "40 of 500 rows" in text
+
+
+def test_what_comes_and_goes_is_drawn_as_far_as_it_is_seen(tmp_path):
+    rows = [healthy_row(i, kl_old=0.5 if i % 4 == 0 else 0.01) for i in range(2000)]
+    entries = {i: [change(i, "kl_coef", 0.1, 0.2)] for i in range(2000)}
+    write_metrics(tmp_path, rows, entries)
+    passing = [replace(rule, lasting=False) for rule in RULES]
+    limits = RuleLimits(kl_old=0.1)
+    examination = examine(load_run(tmp_path), rules=passing, limits=limits)
+    stretches = merged(examination.spells * 3, shortest=20)
+    assert len(stretches) < 100
+    assert {s.illness for s in stretches} == {s.episode.illness for s in examination.spells}
+    timeline_svg = draw_timeline(examination, "x")
+    assert timeline_svg.count("<use") < 300
+
+
+def test_bars_of_one_illness_are_put_together_where_no_gap_is_seen():
+    def spell(illness, since, last, severity="ill"):
+        return Spell(episode=Episode(illness, since, last, severity), last=last)
+
+    spells = [spell("a", 0, 5), spell("b", 2, 3), spell("a", 6, 7, "watch"), spell("a", 9, 12),
+              spell("a", 10, 11), spell("a", 30, 31)]  # fmt: skip
+    assert merged(spells, shortest=5) == [
+        ("a", "ill", 0, 12), ("a", "ill", 30, 31), ("b", "ill", 2, 3), ("a", "watch", 6, 7),
+    ]  # fmt: skip
+    assert ("a", "ill", 0, 5) in merged(spells, shortest=0.5)
+
+
+def test_a_run_is_named_by_its_folder_however_it_is_given(tmp_path, monkeypatch):
+    folder = tmp_path / "outer" / "mine" / "checkpoints"
+    folder.mkdir(parents=True)
+    write_metrics(folder.parent, [healthy_row(0)])
+    monkeypatch.chdir(folder)
+    page = Page(report_html(examine(load_run(Path("..")), rules=RULES)))
+    assert page.text("h1") == ["outer/mine"]
 
 
 def test_the_same_run_makes_the_same_page(folder, text):

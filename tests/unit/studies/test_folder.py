@@ -50,6 +50,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         keep_definition(tmp_path, DEFINITION)
 
 
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no folder of a sweep"), locked(tmp_path):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 @pytest.mark.parametrize("content", ["{", "[1]"])
 def test_a_damaged_definition_is_named(tmp_path, content):
     (tmp_path / "definition.json").write_text(content, encoding="utf-8")
@@ -75,6 +82,7 @@ def test_one_sweep_at_a_time_in_a_folder(tmp_path):
 
 def test_a_run_that_outlives_its_sweep_keeps_others_out(tmp_path):
     with locked(tmp_path) as lock:
+        keep_definition(tmp_path, DEFINITION)
         left = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
     try:
         write_state(tmp_path / "base/seed_0", status="running", pid=left.pid)

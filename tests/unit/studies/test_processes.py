@@ -138,6 +138,15 @@ def test_what_a_run_has_started_is_stopped_with_it(run):
         assert time.monotonic() < end
 
 
+def test_what_a_killed_run_has_started_does_not_outlive_it(run):
+    outcome = shell('sleep 60 & echo "up $!"; kill -9 $$')(run, again=False)
+    assert outcome.error.startswith("killed by SIGKILL")
+    child = int((run.folder / "run.log").read_text(encoding="utf-8").split()[1])
+    end = time.monotonic() + 30
+    while is_alive(child):
+        assert time.monotonic() < end
+
+
 def test_a_run_holds_the_lock_of_its_sweep(run, tmp_path):
     with open(tmp_path / "sweep.lock", "w", encoding="utf-8") as lock:
         runner = shell(f"readlink /proc/self/fd/{lock.fileno()}", keep_open=[lock.fileno()])
