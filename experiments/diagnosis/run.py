@@ -22,7 +22,7 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.diagnosis.scenarios import CASES, OTHER_LENGTH, OTHER_WORLDS, Case
+from experiments.diagnosis.scenarios import CASES, OTHER_LENGTH, OTHER_WORLDS, Case, in_world
 from experiments.stability.outcome import LAST, Fitted, fit, quiet
 from experiments.stability.overlay import Overlay
 from ppo_lightning.callbacks import CheckpointRollback, Doctor
@@ -97,10 +97,11 @@ def run(name: str, policy: str, seed: int, folder: Path, iterations: int = ITERA
     if policy == "act":
         doctor.report = "critical"
         callbacks.append(CheckpointRollback(illnesses=GOES_BACK_ON, hold_iterations=10))
-    overlays = [case.overlay, Overlay(callbacks=lambda: callbacks)]  # type: ignore[arg-type,return-value]
+    overlays = [case.overlay]
     if seed >= OTHER_SEED:
         longer = [OTHER_LENGTH] if name == "length" else []
-        overlays = [OTHER_WORLDS[seed // 100], *overlays, *longer]
+        overlays = [*in_world(case.overlay, seed // 100), *longer]
+    overlays.append(Overlay(callbacks=lambda: callbacks))  # type: ignore[arg-type,return-value]
     with tempfile.TemporaryDirectory() as place:
         made = fit(Path(place), overlays, seed=seed, iterations=iterations)
     rows = as_jsonl(finite(stats.to_log()) for stats in made.stats)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from experiments.stability.overlay import Overlay
+from experiments.stability.overlay import Overlay, merged
 from experiments.stability.scenarios import FAULT_AT, SCENARIOS
 from ppo_lightning.rewards import Reward
 from ppo_lightning.types import Completions
@@ -159,9 +159,63 @@ OTHER_WORLDS: Mapping[int, Overlay] = {
             "critic": {"lr": 4e-3},
         }
     ),
+    5: Overlay(
+        settings={
+            "world": {"hidden_size": 56, "intermediate_size": 48},
+            "sampling": {"max_new_tokens": 6},
+            "buffer": {"num_prompts": 112, "num_minibatches": 2},
+            "ppo": {"num_update_epochs": 3},
+            "kl": {"coef": 0.5},
+            "actor": {"lr": 1e-3},
+            "critic": {"lr": 3e-3},
+        }
+    ),
+    6: Overlay(
+        settings={
+            "world": {"num_hidden_layers": 3, "hidden_size": 40, "intermediate_size": 56},
+            "sampling": {"max_new_tokens": 7},
+            "buffer": {"num_prompts": 96, "num_minibatches": 3},
+            "kl": {"coef": 0.8},
+            "actor": {"lr": 1.5e-3},
+            "critic": {"lr": 3e-3},
+        }
+    ),
 }
 """Other sizes, lengths, buffers and rates, by the hundreds of the seeds: runs that no limit was
 chosen with when they were made."""
 
+SCALED = {("kl", "coef"), ("actor", "lr")}
+"""Settings that a world has its own value of, and sabotages multiply."""
+
+RELATIVE_FROM = 5
+"""World from which on a sabotage of a rate or of β is one of the world's own, by the factor that it
+has in the known world; before, it put them where they are there."""
+
 OTHER_LENGTH = Overlay(settings={"sampling": ENDING | {"max_new_tokens": 24}})
 """On top of it where answers must be able to end."""
+
+
+def in_world(fault: Overlay, number: int) -> list[Overlay]:
+    """Return what makes up a sabotaged run of another world.
+
+    Args:
+        fault: The sabotage, with the values of the known world.
+        number: Of the world.
+    """
+    world = OTHER_WORLDS[number]
+    if number < RELATIVE_FROM:
+        return [world, fault]
+    moved = {
+        section: {
+            name: value * _own(world, section)[name] / _own(Overlay(), section)[name]
+            if (section, name) in SCALED
+            else value
+            for name, value in settings.items()
+        }
+        for section, settings in fault.settings.items()
+    }
+    return [world, replace(fault, settings=moved)]
+
+
+def _own(world: Overlay, section: str) -> Mapping[str, float]:
+    return merged([world])[section]

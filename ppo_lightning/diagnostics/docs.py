@@ -49,7 +49,7 @@ def _section(rule: Rule, card: Card) -> Iterator[str]:
     """Yield symptom, evidence, causes and remedies of one illness."""
     sign = rule.sign.__doc__ if isinstance(rule, SignRule) else rule.__doc__
     yield from (f"## {card.title}", "", f"`{rule.illness}`. {card.signs}", "")
-    lasts = "; lasting" if rule.lasting else ""
+    lasts = f"; lasting from `{rule.lasting}` on" if rule.lasting else ""
     yield f"**The rule.** {_first_line(sign)} Seen {_times(rule.confirm)}{lasts}."
     if companions := COMPANIONS.get(rule.illness):
         yield f"Accounts for {', '.join(f'`{name}`' for name in companions)}."

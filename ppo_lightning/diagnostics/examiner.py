@@ -18,7 +18,7 @@ CLEAR_AFTER = 4
 """Iterations without a sign that end an episode."""
 
 TOGETHER = 1
-"""Iterations between the first signs of two illnesses that count as having come together."""
+"""Iterations between two illnesses that count as having come together."""
 
 
 _Stage = tuple[int, Severity, tuple[Evidence, ...], str]
@@ -50,6 +50,11 @@ class Episode:
     signs: list[Severity | None] = field(default_factory=list)
     until: int | None = None
     worsened: list[_Stage] = field(default_factory=list)
+
+    @property
+    def began(self) -> int:
+        """Iteration in which it was confirmed as more than ``watch``; of the first sign if never."""
+        return next((at for at, severity, *_ in self.worsened if severity != "watch"), self.since)
 
 
 class Examiner:
@@ -147,16 +152,20 @@ class Examiner:
         del episode.signs[: -max(rule.confirm + 1, self.clear_after)]
         if finding is not None:
             _take_in(episode, rule, finding, iteration)
-        elif self._is_over(episode, rule):
+        if self._is_over(episode, rule):
             episode.until = iteration
             del self._open[rule.illness]
 
     def _is_over(self, episode: Episode, rule: Rule) -> bool:
-        """Whether there was no sign for long enough, of an illness that passes."""
-        if rule.lasting and episode.severity != "watch":
+        """Whether there was no sign for long enough that would keep it where it is.
+
+        A sign of ``watch`` does not keep what was worse: it begins an episode of its own.
+        """
+        if rule.lasting is not None and rank_of(episode.severity) >= rank_of(rule.lasting):
             return False
+        slight = (None,) if episode.severity == "watch" else (None, "watch")
         recent = episode.signs[-self.clear_after :]
-        return len(recent) == self.clear_after and not any(recent)
+        return len(recent) == self.clear_after and all(sign in slight for sign in recent)
 
     def undo_after(self, iteration: int) -> None:
         """Forget what came after an iteration, because the run went back to it."""
@@ -227,9 +236,10 @@ def _take_in(episode: Episode, rule: Rule, finding: Finding, iteration: int) -> 
 def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Diagnosis]:
     """Order illnesses, the leading one first, and tell companions as such.
 
-    A confirmed illness leads unless another that leads accounts for it. Of two that account for
-    each other the one that showed first leads; of two that showed together the one that is a cause
-    more often.
+    A confirmed illness leads unless another that leads accounts for it, which one that was over
+    before does not. Of two that account for each other the one that was confirmed first leads; of
+    two that were confirmed together the one that is a cause more often. Of equally bad ones those
+    that are over go last.
 
     Args:
         episodes: At most one of each illness.
@@ -240,7 +250,11 @@ def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Dia
     for episode in episodes:
         causes = [c for c in leaders if c is not episode and _accounts_for(c, episode)]
         found.append(_diagnosis(episode, causes[0].illness if causes else None))
-    return sorted(found, key=lambda d: (-rank_of(d.severity), order(d.illness), d.since))
+
+    def place(d: Diagnosis) -> tuple[int, bool, int, int]:
+        return -rank_of(d.severity), d.until is not None, order(d.illness), d.since
+
+    return sorted(found, key=place)
 
 
 def _diagnosis(episode: Episode, cause: str | None) -> Diagnosis:
@@ -260,8 +274,8 @@ def _leaders(confirmed: Sequence[Episode], order: Callable[[str], int]) -> list[
     """Return the illnesses that no other leading one accounts for, causes first."""
 
     def earlier(first: Episode, second: Episode) -> int:
-        if abs(first.since - second.since) > TOGETHER:
-            return first.since - second.since
+        if abs(first.began - second.began) > TOGETHER:
+            return first.began - second.began
         return order(first.illness) - order(second.illness)
 
     leaders: list[Episode] = []
@@ -273,4 +287,5 @@ def _leaders(confirmed: Sequence[Episode], order: Callable[[str], int]) -> list[
 
 
 def _accounts_for(cause: Episode, episode: Episode) -> bool:
-    return episode.illness in COMPANIONS.get(cause.illness, ())
+    was_there = cause.until is None or episode.since <= cause.until
+    return was_there and episode.illness in COMPANIONS.get(cause.illness, ())

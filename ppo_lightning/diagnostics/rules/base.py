@@ -22,13 +22,13 @@ class Rule(ABC):
         illness: Name of the illness; one of one's own may need none of the documented ones.
         confirm: Iterations in which it must be seen, of the last ``confirm + 1``, before it is more
             than ``watch``; ``critical`` needs no confirmation.
-        lasting: Whether it stays after it has been seen: a jump ruins a run for good, and all is
-            calm afterwards.
+        lasting: Least severity from which it stays, once confirmed, whatever follows: a jump ruins
+            a run for good, and all is calm afterwards. None lets it pass.
     """
 
     illness: str
     confirm: int = 2
-    lasting: bool = False
+    lasting: Severity | None = None
 
     @abstractmethod
     def examine(self, course: Course, limits: RuleLimits) -> Finding | None:
@@ -50,7 +50,7 @@ class SignRule(Rule):
     illness: str
     sign: Sign
     confirm: int = 2
-    lasting: bool = False
+    lasting: Severity | None = None
 
     def examine(self, course: Course, limits: RuleLimits) -> Finding | None:
         """Ask the function."""

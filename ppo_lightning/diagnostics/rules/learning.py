@@ -21,7 +21,9 @@ def no_reward_signal(course: Course, limits: RuleLimits) -> Finding | None:
     mean_of, std_of = course.score_fields
     spread, mean = course.value(std_of), course.value(mean_of)
     if spread is not None and spread <= 1e-6 * max(abs(mean or 0.0), 1e-6):
-        return found("ill", seen(std_of, spread, note="every response has the same score"))
+        solved = course.gain is not None and course.gain > limits.flat_gain
+        same = seen(std_of, spread, note="every response has the same score")
+        return found("watch" if solved else "ill", same)
     kl, gain = course.level("kl_ref"), course.gain
     if kl is None or gain is None or course.trained <= limits.patience or kl < limits.moved_kl:
         return None

@@ -59,9 +59,9 @@ def reward_outlier(course: Course, limits: RuleLimits) -> Finding | None:
 
 def _usual_scores(course: Course, mean_of: str, std_of: str) -> tuple[float | None, float | None]:
     """Level and spread of the iterations before, or else of the middle of this buffer."""
-    before = course.earlier(mean_of, 8), course.earlier(std_of, 8)
-    if all(before):
-        return middle(before[0]), middle(before[1])
+    level, spread = middle(course.earlier(mean_of, 8)), middle(course.earlier(std_of, 8))
+    if level is not None and spread is not None:
+        return level, max(spread, 0.5 * (course.spread or 0.0))  # good answers are much alike
     low, high = course.value("raw_score_q25"), course.value("raw_score_q75")
     if low is None or high is None:
         return None, None
@@ -97,15 +97,23 @@ def reward_hacking(course: Course, limits: RuleLimits) -> Finding | None:
     gain = course.gain
     if gain is None or gain < limits.hacked_gain:
         return None
-    gold = _fallen_gold(course, limits)
-    if gold is not None and course.judged[-1][1] < course.judged[0][1]:
-        return found(
-            "critical" if gain > 3 else "ill", _risen(course), gold, *_price(course, limits)
-        )
-    price = _price(course, limits)
-    if (course.judged and gold is None) or len(price) < 2:
+    gold, price = _fallen_gold(course, limits), _price(course, limits)
+    if (course.judged and gold is None) or (gold is None and len(price) < 2):
         return None
+    below = gold is not None and course.judged[-1][1] < course.judged[0][1]
+    if _is_narrowed(course, limits):
+        return found("watch", _risen(course), gold, *price)
+    if below:
+        return found("critical" if gain > 3 else "ill", _risen(course), gold, *price)
     return found("ill" if len(price) > 2 else "watch", _risen(course), *price)
+
+
+def _is_narrowed(course: Course, limits: RuleLimits) -> bool:
+    """Whether more entropy is lost than the gain would cost: something else takes it away."""
+    entropy, first = course.value("entropy"), course.first("entropy")
+    if entropy is None or first is None or course.gain is None:
+        return False
+    return entropy < limits.entropy_share * first and course.gain < limits.narrow_gain
 
 
 def over_optimisation(course: Course, limits: RuleLimits) -> Finding | None:
@@ -115,7 +123,7 @@ def over_optimisation(course: Course, limits: RuleLimits) -> Finding | None:
         return None
     kl, kl_start = course.level("kl_ref"), course.first("kl_ref")
     return found(
-        "ill",
+        "watch" if _is_narrowed(course, limits) else "ill",
         gold,
         _risen(course),
         None if kl is None else seen("kl_ref", kl, before=kl_start),

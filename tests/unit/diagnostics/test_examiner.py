@@ -24,7 +24,7 @@ from tests.helpers.courses import gold, healthy, run
 class Scripted(Rule):
     """Sees what the script says, by iteration."""
 
-    def __init__(self, illness, script, *, confirm=2, lasting=False):
+    def __init__(self, illness, script, *, confirm=2, lasting=None):
         self.illness, self.script = illness, script
         self.confirm, self.lasting = confirm, lasting
 
@@ -73,9 +73,9 @@ def test_an_illness_is_over_after_some_calm_iterations_and_comes_again_as_anothe
 
 
 def test_a_jump_lasts():
-    rule = Scripted("a", ills(1), confirm=1, lasting=True)
+    rule = Scripted("a", ills(1), confirm=1, lasting="ill")
     assert told(Examiner([rule]), range(20))[-1] == [("a", "ill")]
-    watched = Scripted("a", ills(1, severity="watch"), confirm=1, lasting=True)
+    watched = Scripted("a", ills(1, severity="watch"), confirm=1, lasting="ill")
     assert told(Examiner([watched]), range(20))[-1] == []
 
 
@@ -177,7 +177,7 @@ def test_what_was_undone_is_forgotten():
 
 def test_an_illness_is_as_bad_as_it_was_where_the_run_went_back_to():
     script = {3: "watch", 5: "critical", 7: "watch", 8: "critical"}
-    examiner = Examiner([Scripted("a", script, lasting=True)])
+    examiner = Examiner([Scripted("a", script, lasting="ill")])
     told(examiner, range(6))
     state = json.loads(json.dumps(examiner.state_dict()))
     for one in (examiner, Examiner(examiner.rules)):

@@ -215,7 +215,7 @@ def test_what_comes_and_goes_is_drawn_as_far_as_it_is_seen(tmp_path):
     rows = [healthy_row(i, kl_old=0.5 if i % 4 == 0 else 0.01) for i in range(2000)]
     entries = {i: [change(i, "kl_coef", 0.1, 0.2)] for i in range(2000)}
     write_metrics(tmp_path, rows, entries)
-    passing = [replace(rule, lasting=False) for rule in RULES]
+    passing = [replace(rule, lasting=None) for rule in RULES]
     limits = RuleLimits(kl_old=0.1)
     examination = examine(load_run(tmp_path), rules=passing, limits=limits)
     stretches = merged(examination.spells * 3, shortest=20)
