@@ -180,6 +180,26 @@ OTHER_WORLDS: Mapping[int, Overlay] = {
             "critic": {"lr": 3e-3},
         }
     ),
+    7: Overlay(
+        settings={
+            "world": {"hidden_size": 64, "intermediate_size": 64},
+            "sampling": {"max_new_tokens": 5},
+            "buffer": {"num_prompts": 80, "num_minibatches": 2},
+            "kl": {"coef": 0.6},
+            "actor": {"lr": 2e-3},
+            "critic": {"lr": 5e-3},
+        }
+    ),
+    8: Overlay(
+        settings={
+            "world": {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64},
+            "sampling": {"max_new_tokens": 9},
+            "buffer": {"num_prompts": 96, "num_minibatches": 2},
+            "kl": {"coef": 1.2},
+            "actor": {"lr": 1.5e-3},
+            "critic": {"lr": 4e-3},
+        }
+    ),
 }
 """Other sizes, lengths, buffers and rates, by the hundreds of the seeds: runs that no limit was
 chosen with when they were made."""

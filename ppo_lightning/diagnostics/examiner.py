@@ -53,7 +53,7 @@ class Episode:
 
     @property
     def began(self) -> int:
-        """Iteration in which it was confirmed as more than ``watch``; of the first sign if never."""
+        """Iteration in which it was confirmed as more than ``watch``, or else of the first sign."""
         return next((at for at, severity, *_ in self.worsened if severity != "watch"), self.since)
 
 
@@ -287,5 +287,9 @@ def _leaders(confirmed: Sequence[Episode], order: Callable[[str], int]) -> list[
 
 
 def _accounts_for(cause: Episode, episode: Episode) -> bool:
+    if episode.illness not in COMPANIONS.get(cause.illness, ()):
+        return False
+    # What was over before, or was less bad and is over, does not explain what is left.
     was_there = cause.until is None or episode.since <= cause.until
-    return was_there and episode.illness in COMPANIONS.get(cause.illness, ())
+    is_less = cause.until is not None and rank_of(cause.severity) < rank_of(episode.severity)
+    return was_there and not is_less

@@ -67,8 +67,8 @@ RULES: tuple[Rule, ...] = (
     SignRule("reward_hacking", reward_hacking),
     SignRule("over_optimisation", over_optimisation),
     SignRule("policy_collapse", policy_collapse, lasting="ill"),
-    SignRule("kl_runaway", kl_runaway),
     SignRule("entropy_collapse", entropy_collapse),
+    SignRule("kl_runaway", kl_runaway),
     SignRule("oscillation", oscillation),
     SignRule("stalled", stalled, confirm=1),
     SignRule("no_reward_signal", no_reward_signal),
@@ -107,7 +107,7 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     "over_optimisation": (
         *("kl_runaway", "entropy_collapse", "update_too_large", "critic_failure"),
     ),
-    "kl_runaway": ("update_too_large",),
+    "kl_runaway": ("entropy_collapse", "update_too_large"),
     "entropy_collapse": (
         *("reward_hacking", "over_optimisation", "kl_runaway", "update_too_large"),
     ),

@@ -27,8 +27,8 @@ def no_reward_signal(course: Course, limits: RuleLimits) -> Finding | None:
     kl, gain = course.level("kl_ref"), course.gain
     if kl is None or gain is None or course.trained <= limits.patience or kl < limits.moved_kl:
         return None
-    wanted = limits.efficiency * math.sqrt(2 * kl)
-    if gain + course.gain_error > max(wanted, limits.flat_gain):
+    wanted = _least_gain(kl, limits)
+    if gain + course.gain_error > wanted or _heavy_penalty(course, kl, limits) is not None:
         return None
     note = f"a gain of {gain:.2g} spreads where {math.sqrt(2 * kl):.2g} could be had for this KL"
     return found(
@@ -41,14 +41,17 @@ def no_reward_signal(course: Course, limits: RuleLimits) -> Finding | None:
 def stalled(course: Course, limits: RuleLimits) -> Finding | None:
     """Neither the score nor the policy moves."""
     kl, gain = course.level("kl_ref"), course.gain
-    if kl is None or gain is None or course.trained <= limits.patience or gain > limits.flat_gain:
+    if kl is None or gain is None or course.trained <= limits.patience:
+        return None
+    heavy = _heavy_penalty(course, kl, limits)
+    if gain > (limits.flat_gain if heavy is None else _least_gain(kl, limits)):
         return None
     length = course.level("response_length_mean", 3)
     mean_of = course.score_fields[0]
     level, start = course.level(mean_of) or 0.0, course.start(mean_of)
     flat = seen(mean_of, level, before=start, note=f"a gain of {gain:.2g} spreads")
     bound = limits.still_bound(length)
-    if (heavy := _heavy_penalty(course, kl, limits)) is not None:
+    if heavy is not None:
         return found("ill", heavy, flat, seen("kl_ref", kl), form=HELD_BACK)
     if abs(kl) > bound:
         return None
@@ -60,6 +63,11 @@ def stalled(course: Course, limits: RuleLimits) -> Finding | None:
     step = None if moved is None else seen("kl_old", moved, note="updates hardly move the policy")
     severity: Severity = "watch" if abs(kl) > 0.1 * bound else "ill"
     return found(severity, *evidence, step, form=TOO_SLOW)
+
+
+def _least_gain(kl: float, limits: RuleLimits) -> float:
+    """Gain, in spreads, that a KL must have bought."""
+    return max(limits.efficiency * math.sqrt(2 * max(kl, 0.0)), limits.flat_gain)
 
 
 def _heavy_penalty(course: Course, kl: float, limits: RuleLimits) -> Evidence | None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from ppo_lightning.diagnostics.course import Course, finite, middle
-from ppo_lightning.diagnostics.diagnosis import Evidence, Finding
+from ppo_lightning.diagnostics.diagnosis import Evidence, Finding, Severity
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
 from ppo_lightning.metrics import IterationStats
@@ -98,13 +98,20 @@ def entropy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
         return None
     evidence = seen("entropy", entropy, before=first, limit=limits.entropy_share * first)
     if entropy < limits.entropy_share * first:
-        return found("critical" if entropy < 0.1 * first else "ill", evidence, _openings(course))
+        severity: Severity = "critical" if entropy < 0.1 * first else "ill"
+        return found("watch" if _is_hacked(course) else severity, evidence, _openings(course))
     level = middle(course.earlier("entropy", 3))
     if level is not None and entropy < (1 - limits.entropy_fall) * level:
         note = "in one iteration"
         return found("ill", seen("entropy", entropy, before=level, note=note), _openings(course))
     parts = _thinned_parts(course, limits)
     return found("watch", *parts[:3]) if parts else None
+
+
+def _is_hacked(course: Course) -> bool:
+    """Whether the gold score is so far below its start that the loss of entropy matters less."""
+    gold, spread = course.judged, course.spread
+    return bool(gold and spread and gold[-1][1] < gold[0][1] - 1.5 * spread)
 
 
 def _thinned_parts(course: Course, limits: RuleLimits) -> list[Evidence]:

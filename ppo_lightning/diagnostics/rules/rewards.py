@@ -111,9 +111,13 @@ def reward_hacking(course: Course, limits: RuleLimits) -> Finding | None:
 def _is_narrowed(course: Course, limits: RuleLimits) -> bool:
     """Whether more entropy is lost than the gain would cost: something else takes it away."""
     entropy, first = course.value("entropy"), course.first("entropy")
-    if entropy is None or first is None or course.gain is None:
+    if entropy is None or first is None or entropy >= limits.entropy_share * first:
         return False
-    return entropy < limits.entropy_share * first and course.gain < limits.narrow_gain
+    score, before = course.value(course.score_fields[0]), course.start(course.score_fields[0])
+    if score is None or before is None or course.spread is None:
+        return False
+    # The gain of this iteration, as the entropy is: both change fast.
+    return (score - before) / course.spread < limits.narrow_gain
 
 
 def over_optimisation(course: Course, limits: RuleLimits) -> Finding | None:
