@@ -155,6 +155,7 @@ class Examiner:
         if self._is_over(episode, rule):
             episode.until = iteration
             del self._open[rule.illness]
+            self._note(rule, finding, iteration)  # a sign of ``watch`` begins another
 
     def _is_over(self, episode: Episode, rule: Rule) -> bool:
         """Whether there was no sign for long enough that would keep it where it is.

@@ -72,11 +72,44 @@ def test_an_illness_is_over_after_some_calm_iterations_and_comes_again_as_anothe
     assert [d.since for d in examiner.summary()] == [0]
 
 
+def test_signs_of_watch_do_not_keep_what_was_worse():
+    script = ills(0, 1) | ills(*range(2, 9), severity="watch")
+    examiner = Examiner([Scripted("a", script)], clear_after=3)
+    assert [d[0][1] for d in told(examiner, range(9))] == [
+        "watch", *["ill"] * 3, *["watch"] * 5
+    ]  # fmt: skip
+    assert [(e.severity, e.since, e.until) for e in examiner.episodes] == [
+        ("ill", 0, 4), ("watch", 4, None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("later", "severity", "leading"), [
+    (range(2, 12), "ill", "update_too_large"), (range(7, 12), "ill", "stalled"),
+    (range(2, 12), "critical", "stalled"),
+])  # fmt: skip
+def test_what_is_over_does_not_account_for_what_came_after_or_is_worse(later, severity, leading):
+    rules = [Scripted("update_too_large", ills(0, 1), confirm=1),
+             Scripted("stalled", ills(*later, severity=severity), confirm=1)]  # fmt: skip
+    examiner = Examiner(rules)
+    told(examiner, range(12))
+    assert examiner.summary()[0].illness == leading
+
+
+def test_of_two_the_one_that_was_confirmed_first_leads():
+    hacked = ills(0, 1, 2, 3, severity="watch") | ills(4, 5, 6)
+    rules = [Scripted("reward_hacking", hacked), Scripted("entropy_collapse", ills(*range(1, 7)))]
+    examiner = Examiner(rules)
+    told(examiner, range(7))
+    assert examiner.diagnoses()[0].illness == "entropy_collapse"
+
+
 def test_a_jump_lasts():
     rule = Scripted("a", ills(1), confirm=1, lasting="ill")
     assert told(Examiner([rule]), range(20))[-1] == [("a", "ill")]
     watched = Scripted("a", ills(1, severity="watch"), confirm=1, lasting="ill")
     assert told(Examiner([watched]), range(20))[-1] == []
+    lesser = Scripted("a", ills(1), confirm=1, lasting="critical")
+    assert told(Examiner([lesser]), range(20))[-1] == []
 
 
 def test_the_worse_leads_and_then_the_cause():

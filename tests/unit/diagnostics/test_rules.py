@@ -207,6 +207,34 @@ def test_a_judge_that_turns_away_is_over_optimisation(error, fall, expected):
     assert (finding("over_optimisation", rows) is not None) == expected
 
 
+@pytest.mark.parametrize("illness", ["reward_hacking", "over_optimisation"])
+def test_half_of_the_entropy_for_a_small_gain_is_no_hacking(illness):
+    def narrowed(i, **changes):
+        judged = gold(1.0 - 0.3 * i)
+        return healthy(i, val_sampled=judged, entropy=2.0 - 0.15 * i, **changes)
+
+    rows = [narrowed(i, raw_score_mean=0.4 * i) for i in range(9)]
+    assert finding(illness, rows).severity == "watch"
+    assert finding(illness, rows, narrow_gain=1.0).severity != "watch"
+    bought = [narrowed(i, raw_score_mean=0.8 * i) for i in range(9)]
+    assert finding(illness, bought).severity != "watch"
+
+
+def test_entropy_that_a_hacked_reward_takes_is_only_watched():
+    rows = run(12, entropy=lambda i: 2.0 - 0.12 * i, val_sampled=lambda i: gold(1.0 - 0.1 * i))
+    assert finding("entropy_collapse", rows).severity == "ill"
+    rows = run(12, entropy=lambda i: 2.0 - 0.12 * i, val_sampled=lambda i: gold(1.0 - 0.3 * i))
+    assert finding("entropy_collapse", rows).severity == "watch"
+
+
+def test_good_answers_that_are_all_alike_make_no_outlier_of_a_usual_one():
+    alike = run(20, raw_score_std=lambda i: 1.3 if i < 4 else 0.02, raw_score_mean=3.0)
+    usual = {"raw_score_min": -2.0, "raw_score_skew": -9.0, "raw_score_mean": 3.0}
+    assert finding("reward_outlier", [*alike, healthy(20, **usual)]) is None
+    broken = usual | {"raw_score_min": -40.0}
+    assert finding("reward_outlier", [*alike, healthy(20, **broken)]) is not None
+
+
 def test_greedy_answers_are_judged_before_sampled_ones():
     rows = run(8, raw_score_mean=surge, val_sampled=lambda i: gold(2.0 - i), val_greedy=gold(1.0))
     assert finding("over_optimisation", rows) is None
@@ -265,8 +293,13 @@ def test_a_policy_that_moves_for_nothing_has_no_signal():
     assert finding("no_reward_signal", rows).severity == "ill"
     assert finding("no_reward_signal", rows[:6]) is None  # too early to say
     assert finding("no_reward_signal", rows, moved_kl=9.0) is None
+    held = run(12, raw_score_mean=-0.6, kl_ref=lambda i: 0.2 * i, kl_coef=9.0)
+    assert finding("no_reward_signal", held) is None  # the penalty holds it back
+    assert finding("stalled", held) is not None
     same = run(3, raw_score_std=0.0)
     assert finding("no_reward_signal", same).severity == "ill"
+    solved = run(9, raw_score_mean=lambda i: float(i), raw_score_std=lambda i: 1.0 * (i < 8))
+    assert finding("no_reward_signal", solved).severity == "watch"
 
 
 @pytest.mark.parametrize(("changes", "form", "severity"), [
