@@ -200,6 +200,27 @@ OTHER_WORLDS: Mapping[int, Overlay] = {
             "critic": {"lr": 4e-3},
         }
     ),
+    9: Overlay(
+        settings={
+            "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 48},
+            "sampling": {"max_new_tokens": 6},
+            "buffer": {"num_prompts": 144, "num_minibatches": 3},
+            "kl": {"coef": 0.7},
+            "actor": {"lr": 1.2e-3},
+            "critic": {"lr": 3e-3},
+        }
+    ),
+    10: Overlay(
+        settings={
+            "world": {"hidden_size": 56, "intermediate_size": 56},
+            "sampling": {"max_new_tokens": 8},
+            "buffer": {"num_prompts": 104, "num_minibatches": 2},
+            "ppo": {"num_update_epochs": 3},
+            "kl": {"coef": 1.1},
+            "actor": {"lr": 1e-3},
+            "critic": {"lr": 3e-3},
+        }
+    ),
 }
 """Other sizes, lengths, buffers and rates, by the hundreds of the seeds: runs that no limit was
 chosen with when they were made."""

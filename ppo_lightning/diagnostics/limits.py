@@ -34,7 +34,8 @@ class RuleLimits:
             ``watch``; four times it is ``ill``.
         ratio_error: |log-ratio| before any step, in nats.
         kl_old: KL(old‖new) of an update, in nats per token, for ``ill`` together with
-            ``clip_fraction``; four times it alone is ``critical``. Healthy: up to 0.02.
+            ``clip_fraction``; four times it is ``critical`` together with ``clip_watch``. Healthy:
+            up to 0.02.
         clip_fraction: Share of tokens outside the band, see ``kl_old``.
         clip_watch: The same for ``watch`` alone.
         many_epochs: Passes over a buffer from which on an update that goes too far is put down to

@@ -35,7 +35,11 @@ def _far_update(course: Course, limits: RuleLimits) -> Finding | None:
     kl, clipped = course.value("kl_old"), course.value("clip_fraction")
     share = None if clipped is None else seen("clip_fraction", clipped, limit=limits.clip_fraction)
     if kl is not None and kl > 4 * limits.kl_old:
-        return found("critical", seen("kl_old", kl, limit=4 * limits.kl_old), share)
+        # A mean of exponentials: few clipped tokens are one token of a huge ratio, not an update.
+        wide = clipped is None or clipped > limits.clip_watch
+        return found(
+            "critical" if wide else "watch", seen("kl_old", kl, limit=4 * limits.kl_old), share
+        )
     far = kl is not None and kl > limits.kl_old
     if kl is not None and far and (clipped is None or clipped > limits.clip_fraction):
         return found("ill", seen("kl_old", kl, limit=limits.kl_old), share)
