@@ -207,8 +207,10 @@ class Rollout(TensorRecord):
             before top-k/top-p. ``[B, R]`` float32, 0 at padding.
         truncated: True where the response ended without an end token or stop string. ``[B]`` bool.
         policy_version: Number of optimiser steps behind the weights that sampled.
-        versions: The same for each response, where they are of several weights; None where not.
-            ``[B]`` long.
+        temperature: Of the distribution that was sampled from; whoever scores the tokens or trains
+            on them reads it here.
+        versions: Optimiser steps behind each response, where they are of several weights; None
+            where they are not. ``[B]`` long.
     """
 
     prompts: PromptBatch
@@ -217,6 +219,7 @@ class Rollout(TensorRecord):
     sampler_logprobs: Tensor
     truncated: Tensor
     policy_version: int
+    temperature: float
     versions: Tensor | None = None
 
     @property
@@ -278,6 +281,8 @@ class Experience(TensorRecord):
         num_responses: Responses in the buffer over all ranks.
         iteration: Number of the iteration, from 0.
         policy_version: Optimiser steps behind the weights that sampled.
+        temperature: Of the distribution that sampled: that of all log-probabilities here, and of
+            those that the update compares with them.
         importance_weights: Factor on the policy loss of each token, where responses are not of the
             policy that ``old_logprobs`` are of; None is 1 everywhere. ``[B, R]`` float32, 0 at
             padding.
@@ -293,6 +298,7 @@ class Experience(TensorRecord):
     num_responses: int
     iteration: int
     policy_version: int
+    temperature: float
     importance_weights: Tensor | None = None
 
     def __len__(self) -> int:

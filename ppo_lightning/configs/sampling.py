@@ -22,7 +22,8 @@ class SamplingConfig:
         max_new_tokens: Most response tokens.
         min_new_tokens: End tokens are not drawn before this many tokens.
         temperature: Of the sampling distribution, above 0. Log-probabilities, ratios and KL are all
-            those of the distribution at this temperature.
+            those of the distribution at this temperature. Callbacks may turn it, between half and
+            twice this, by the dial `temperature`; held-out prompts are answered at this one.
         top_k: Draw among the k likeliest tokens; 0 turns it off. Biases ratio and KL.
         top_p: Draw among the likeliest tokens of this total probability; 1 turns it off. Biases
             ratio and KL.

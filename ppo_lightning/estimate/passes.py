@@ -188,7 +188,6 @@ def update(run: Run, networks: Networks, tally: ByteTally) -> None:
         reference=networks.reference,
         ppo=ppo,
         kl=run.kl,
-        temperature=run.sampling.temperature,
     )
     for part in dict.fromkeys(plan):
         with claiming_gradients(tally, networks.trained), precision(run):
@@ -244,6 +243,7 @@ def _experience(run: Run, sequences: Sequences) -> Experience:
         num_responses=run.num_responses,
         iteration=0,
         policy_version=0,
+        temperature=run.sampling.temperature,
     )
 
 

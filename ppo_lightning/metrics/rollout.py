@@ -204,6 +204,16 @@ class RolloutStats:
     kl_coef: float | None = metric(
         "rollout/kl_coef", "reward per nat", "state", "β in force for this buffer"
     )
+    temperature: float | None = metric(
+        "rollout/temperature",
+        "1",
+        "state",
+        "temperature that this buffer was sampled at: that of its log-probabilities, of its KL and "
+        "entropy, and of the update on it",
+        healthy=(0.5, 1.5),
+        note="that of `sampling` unless something turns the dial; entropy and KL before and after "
+        "a change are of different distributions",
+    )
     entropy: float | None = metric(
         "rollout/entropy",
         "nats per token",

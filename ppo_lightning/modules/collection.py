@@ -14,11 +14,13 @@ from torch import Tensor
 
 from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig, StalenessConfig
 from ppo_lightning.distributed import (
+    all_reduce_max,
     all_reduce_sum,
     any_rank,
     gathered,
     require_alike_among_peers,
 )
+from ppo_lightning.errors import RolloutError
 from ppo_lightning.functional import in_flat_group, spread_over
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.modules.decision import Limits
@@ -85,7 +87,7 @@ class Collection:
         rewards: Scores them.
         tokenizer: Decodes them.
         stops: When a response ends.
-        sampling: How they are sampled.
+        sampling: How they are sampled, at the temperature in force.
         ppo: Advantages.
         kl: Penalty towards the reference.
         stage: Context of a named stage.
@@ -139,7 +141,7 @@ class Collection:
             )
         with self.stage("scoring"):
             sequences = self.with_frozen_states(rollout.sequences)
-            networks, finite = finite_scores(self._network_scores(sequences))
+            networks, finite = finite_scores(self._network_scores(sequences, rollout.temperature))
             cap = self.staleness.importance_cap
             freshness = freshness.weighed(networks.logprobs, rollout, cap=cap)
             kept = finite & _scored(result, rollout) & ~freshness.dropped
@@ -195,29 +197,28 @@ class Collection:
         self, prompts: PromptBatch, iteration: int, policy_version: int
     ) -> tuple[Rollout, Freshness]:
         """Have the prompts answered, and look at how old the answers are."""
+        _require_one_temperature(self.sampling, prompts.prompt_ids.device)
         self.versions.note(policy_version)
         engine, actor = self.engine, self.networks.actor
-        settings: dict[str, Any] = {
-            "sampling": self.sampling,
-            "stops": self.stops,
-            "policy_version": policy_version,
-        }
+        settings: dict[str, Any] = {"stops": self.stops, "policy_version": policy_version}
 
-        def sample(asked: PromptBatch) -> Rollout:
+        def sample(asked: PromptBatch, sampling: SamplingConfig) -> Rollout:
             with gathered(actor):  # ranks take different numbers of steps
-                return engine.generate(actor, asked, **settings)
+                return engine.generate(actor, asked, sampling=sampling, **settings)
 
         if isinstance(engine, BackgroundEngine):
-            begin = partial(engine.begin, actor, **settings)
+            begin = partial(engine.begin, actor, sampling=self.sampling, **settings)
             rollout = self.ahead.sample(engine, prompts, iteration=iteration, begin=begin)
         else:
-            rollout = sample(prompts)
+            rollout = sample(prompts, self.sampling)
         require_alike_among_peers(rollout.response_ids)
+        # What is sampled again joins a buffer, which has one temperature.
+        again = replace(self.sampling, temperature=rollout.temperature)
         return judged(
             rollout,
             self.versions,
             self.staleness,
-            sample=sample,
+            sample=partial(sample, sampling=again),
             any_rank=partial(any_rank, device=prompts.prompt_ids.device),
         )
 
@@ -228,18 +229,34 @@ class Collection:
                 sequences, self.networks, max_tokens=self.ppo.microbatch_tokens
             )
 
-    def _network_scores(self, sequences: Sequences) -> NetworkScores:
+    def _network_scores(self, sequences: Sequences, temperature: float) -> NetworkScores:
         with self.precision():
             return score_with_networks(
                 sequences,
                 networks=self.networks,
                 reference=self.reference,
-                temperature=self.sampling.temperature,
+                temperature=temperature,
                 estimator=self.kl.estimator,
                 max_tokens=self.ppo.microbatch_tokens,
                 values=self.ppo.advantage == "gae",
                 final_values=self.ppo.bootstrap_truncated,
             )
+
+
+def _require_one_temperature(sampling: SamplingConfig, device: torch.device) -> None:
+    """Refuse a dial that was turned on some ranks alone: a buffer is that of all ranks.
+
+    Raises:
+        RolloutError: On all ranks.
+    """
+    own = sampling.temperature
+    bounds = torch.tensor([own, -own], dtype=torch.float64, device=device)
+    highest, lowest = all_reduce_max(bounds).tolist()
+    if highest != -lowest:
+        raise RolloutError(
+            f"the dial `temperature` is {-lowest:g} on one rank and {highest:g} on another: a "
+            "callback that turns it asks on every rank alike, for what `IterationStats` says."
+        )
 
 
 def _scored(result: RewardResult, rollout: Rollout) -> Tensor:

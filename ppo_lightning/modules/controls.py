@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
 
-from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
 from ppo_lightning.configs.ppo import CLIP_RANGES, PENALTY_COEFS
 from ppo_lightning.errors import ConfigError, unknown_key_message
 
 Layer = Literal["controller", "doctor", "safety"]
 PROMPT_FACTORS = (0.25, 16.0)
 """Bounds of the factor on a buffer's prompts."""
+TEMPERATURE_FACTORS = (0.5, 2.0)
+"""Bounds of the temperature, as factors on the configured one."""
 
 _LAYERS: tuple[Layer, ...] = ("controller", "doctor", "safety")  # applied in this order
 
@@ -204,8 +206,21 @@ class Controls:
         self._former_laws = {}
 
 
-def ppo_dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
-    """Numbers that may change during a run, with their bounds."""
+def ppo_dials(
+    ppo: PPOConfig,
+    kl: KLConfig,
+    sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 (frozen)
+    *,
+    temperatures: tuple[float, float] = (0.0, inf),
+) -> dict[str, Dial]:
+    """Numbers that may change during a run, with their bounds.
+
+    Args:
+        ppo: Objective and update epochs.
+        kl: Penalty towards the reference.
+        sampling: The configured temperature.
+        temperatures: Between which the engine can sample; see ``RolloutEngine.temperatures``.
+    """
     return {
         "kl_coef": Dial(value=kl.coef),
         "clip_range": Dial(value=ppo.clip_range, low=CLIP_RANGES[0], high=CLIP_RANGES[1]),
@@ -218,4 +233,15 @@ def ppo_dials(ppo: PPOConfig, kl: KLConfig) -> dict[str, Dial]:
         "num_prompts_factor": Dial(value=1.0, low=PROMPT_FACTORS[0], high=PROMPT_FACTORS[1]),
         "max_kl_ref": Dial(value=kl.max_kl_ref or inf),
         "max_kl_ref_per_token": Dial(value=kl.max_kl_ref_per_token or inf),
+        "temperature": _temperature_dial(float(sampling.temperature), *temperatures),
     }
+
+
+def _temperature_dial(configured: float, least: float, largest: float) -> Dial:
+    """Keep within the factors and within what the engine can do, but never off the config."""
+    low, high = (factor * configured for factor in TEMPERATURE_FACTORS)
+    return Dial(
+        value=configured,
+        low=max(low, min(least, configured)),
+        high=min(high, max(largest, configured)),
+    )

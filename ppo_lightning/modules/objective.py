@@ -107,7 +107,6 @@ def microbatch_terms(
     counts: Counts,
     part: Part = "both",
     ref_logits: Tensor | None = None,
-    temperature: float = 1.0,
 ) -> Terms:
     """Compute L = L_policy − ent_coef·S + vf_coef·L_value (+ β·KL where it is part of the loss).
 
@@ -121,7 +120,6 @@ def microbatch_terms(
         part: What is trained; the other terms are left out.
         ref_logits: Of the reference, for ``kl.placement: loss`` with the ``full`` estimator.
             ``[B, R, V]``.
-        temperature: Of the sampling distribution, for the same.
     """
     mask = batch.sequences.response_mask
     per_token = torch.zeros_like(batch.returns)
@@ -130,7 +128,7 @@ def microbatch_terms(
     if part != "critic":
         kl_loss = None
         if kl.placement == "loss":
-            kl_loss = _kl_loss(output, batch, ref_logits, temperature)
+            kl_loss = _kl_loss(output, batch, ref_logits)
         actor, actor_sums = _actor_terms(output, batch, ppo, coefficients, kl_loss)
         per_token, found = per_token + actor, found | actor_sums
         ratio_max = actor_sums["ratio"].max()
@@ -257,12 +255,11 @@ def _unweighted_policy_terms(
     return clipped.loss, clipped.ratio.detach(), flags
 
 
-def _kl_loss(
-    output: PolicyOutput, batch: Experience, ref_logits: Tensor | None, temperature: float
-) -> Tensor:
+def _kl_loss(output: PolicyOutput, batch: Experience, ref_logits: Tensor | None) -> Tensor:
     """KL(π_θ‖π_ref) per token as part of the loss. ``[B, R]``."""
     mask = batch.sequences.response_mask
     if ref_logits is None:
         return kl_loss_per_token(output.logprobs, batch.ref_logprobs, batch.old_logprobs, mask)
     assert output.logits is not None
-    return full_kl(output.logits, ref_logits, temperature=temperature).masked_fill(~mask, 0)
+    kl = full_kl(output.logits, ref_logits, temperature=batch.temperature)
+    return kl.masked_fill(~mask, 0)

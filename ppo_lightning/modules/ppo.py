@@ -141,6 +141,7 @@ class PPOModule(UpdateSteps):
         self.networks: ActorCritic | None = None
         self._reference: ReferencePolicy | None = None
         self._resumed: Mapping[str, Any] = {}
+        self.start_anew()
 
     # ------------------------------------------------------------------ what the data module asks
 
@@ -225,7 +226,7 @@ class PPOModule(UpdateSteps):
             rewards=self.reward_pipeline,
             tokenizer=self.tokenizer,
             stops=self._stops(),
-            sampling=self.sampling,
+            sampling=self.sampling_in_force,
             ppo=self.ppo,
             kl=self.kl,
             stage=partial(self.clock.stage, self),
@@ -365,7 +366,6 @@ class PPOModule(UpdateSteps):
             reference=self.reference,
             ppo=self.ppo,
             kl=self.kl,
-            temperature=self.sampling.temperature,
         )
         return Updater(
             objective=objective,

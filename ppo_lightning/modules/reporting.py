@@ -140,6 +140,7 @@ class IterationLedger:
         self.kl_stopped = self.kl_capped = False
         self.score_spread: float | None = None
         self.policy_version = 0
+        self.temperature: float | None = None
         self.sampled_tokens = self.updated_tokens = 0.0
         self.learning_rates: dict[str, float] = {}
         self._steps: list[tuple[Part, Terms, StepReport]] = []
@@ -152,6 +153,7 @@ class IterationLedger:
             kl_coef: β in the rewards of the buffer.
         """
         self.policy_version = collected.rollout.policy_version
+        self.temperature = collected.rollout.temperature
         self.score_spread = collected.result.spread
         self.prompts = prompt_stats(collected)
         self.rollout.add(**_response_totals(collected, kl_coef))
@@ -286,6 +288,7 @@ class IterationLedger:
             "sampled": totals["sampled"],
             "explained_variance": self.explained_variance,
             "policy_version": float(self.policy_version),
+            "temperature": self.temperature,
             "score_spread": self.score_spread,
             "nonfinite_responses": totals["nonfinite"],
             **staleness_fields(totals),

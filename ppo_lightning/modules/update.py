@@ -35,14 +35,12 @@ class Objective:
         reference: Read only where the exact KL is part of the loss.
         ppo: The objective.
         kl: Placement of the penalty.
-        temperature: Of the sampling distribution.
     """
 
     networks: ActorCritic
     reference: Reference
     ppo: PPOConfig
     kl: KLConfig
-    temperature: float
 
     def parts(self, part: Part) -> tuple[Part, ...]:
         """Say what gets a forward and backward pass of its own in a step that trains ``part``.
@@ -57,16 +55,16 @@ class Objective:
     def microbatch(
         self, batch: Experience, coefficients: Coefficients, counts: Counts, part: Part = "both"
     ) -> Terms:
-        """Forward pass and loss of one microbatch."""
+        """Forward pass and loss of one microbatch, at the temperature that it was sampled at."""
         ref_logits = None
         exact = part != "critic" and self.kl.placement == "loss" and self.kl.estimator == "full"
         if exact:
             ref_logits = self.reference.logprobs(
-                batch.sequences, temperature=self.temperature, logits=True
+                batch.sequences, temperature=batch.temperature, logits=True
             ).logits
         output = self.networks(
             batch.sequences,
-            temperature=self.temperature,
+            temperature=batch.temperature,
             policy=part != "critic",
             values=part != "actor",
             logits=exact,
@@ -82,7 +80,6 @@ class Objective:
             counts=counts,
             part=part,
             ref_logits=ref_logits,
-            temperature=self.temperature,
         )
 
 

@@ -15,6 +15,7 @@ from ppo_lightning.configs import (
     KLConfig,
     OptimizerConfig,
     PPOConfig,
+    SamplingConfig,
     ValidationConfig,
 )
 from ppo_lightning.distributed import any_rank, gather_from_ranks
@@ -50,6 +51,7 @@ class UpdateSteps(HeldOutSteps):
 
     networks: ActorCritic | None
     engine: RolloutEngine
+    sampling: SamplingConfig
     optimizer_config: OptimizerConfig
 
     def __init__(
@@ -67,13 +69,14 @@ class UpdateSteps(HeldOutSteps):
         self.kl = kl
         self.guards = guards
         self.components = components
-        self.start_anew()
         self.checkpoint_complete = True
         self._updater: Updater | None = None
 
     def start_anew(self) -> None:
         """Forget what an earlier run has changed, but for the weights."""
-        self.controls = Controls(ppo_dials(self.ppo, self.kl))
+        temperatures = self.engine.temperatures(self.sampling)
+        dials = ppo_dials(self.ppo, self.kl, self.sampling, temperatures=temperatures)
+        self.controls = Controls(dials)
         self.ledger = IterationLedger(self.components)
         self.skips = SkipCounter(self.guards.max_skipped_steps)
         self.sampler_check = SamplerCheck(self.guards.self_check)
@@ -90,6 +93,15 @@ class UpdateSteps(HeldOutSteps):
     @override
     def iteration(self) -> int:
         return self.controls.iteration
+
+    @property
+    def sampling_in_force(self) -> SamplingConfig:
+        """How the next rollout is sampled: the config, at the temperature of the dial.
+
+        What is sampled by it carries that temperature, and is scored and trained on with it. Held-
+        out prompts are answered by the config itself, so that their numbers stay comparable.
+        """
+        return replace(self.sampling, temperature=self.controls["temperature"])
 
     def begin_iteration(self, iteration: int) -> None:
         """Forget the iteration before; the buffer's maker calls it."""

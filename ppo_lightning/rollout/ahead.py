@@ -130,13 +130,18 @@ class RolloutsAhead:
         return {
             "iteration": task.iteration,
             "policy_version": rollout.policy_version,
+            "temperature": rollout.temperature,
             **_joined(gather_objects([columns])),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` returned, in a run of any number of ranks."""
+        """Take what ``state_dict`` returned, in a run of any number of ranks.
+
+        A buffer of an earlier version, which did not say at what temperature it was sampled, is
+        left out, and so sampled anew.
+        """
         self.forget()
-        self._kept = dict(state_dict) or None
+        self._kept = dict(state_dict) if "temperature" in state_dict else None
 
 
 def _agreed(call: Callable[[], T], device: torch.device) -> T:
@@ -157,7 +162,12 @@ def _for(prompts: PromptBatch, rollout: Rollout) -> Rollout:
     """Put a rollout on the device of its prompts, which stay the trainer's own."""
     device = prompts.prompt_ids.device
     columns = {name: getattr(rollout, name).to(device) for name in _COLUMNS}
-    return Rollout(prompts=prompts, policy_version=rollout.policy_version, **columns)
+    return Rollout(
+        prompts=prompts,
+        policy_version=rollout.policy_version,
+        temperature=rollout.temperature,
+        **columns,
+    )
 
 
 def _resumed(kept: Mapping[str, Any], prompts: PromptBatch, iteration: int) -> Rollout | None:
@@ -178,7 +188,12 @@ def _resumed(kept: Mapping[str, Any], prompts: PromptBatch, iteration: int) -> R
     width = int(mask.sum(1).max()) if len(own) else 0
     columns = {name: kept[name][own].to(device) for name in _COLUMNS}
     cut = {name: c[:, :width] if c.dim() > 1 else c for name, c in columns.items()}
-    return Rollout(prompts=prompts, policy_version=int(kept["policy_version"]), **cut)
+    return Rollout(
+        prompts=prompts,
+        policy_version=int(kept["policy_version"]),
+        temperature=float(kept["temperature"]),
+        **cut,
+    )
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

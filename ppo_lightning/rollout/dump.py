@@ -13,7 +13,7 @@ from ppo_lightning.errors import DataError
 from ppo_lightning.io import open_atomic
 from ppo_lightning.types import Experience, Sequences
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)

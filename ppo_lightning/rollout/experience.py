@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -265,8 +265,7 @@ def build_experience(
         token_scores=token_scores,
     )
     raw, returns = _advantages(rollout, rewards, networks, mask, ppo)
-    if ppo.advantage != "gae":
-        raw = _compared(rewards, rollout.prompts.groups, mask, ppo.advantage, reduce)
+    raw = raw if ppo.advantage == "gae" else _compared(rewards, rollout, mask, ppo, reduce)
     experience = Experience(
         sequences=replace(rollout.sequences, response_mask=mask, trunk=trunk),
         old_logprobs=networks.logprobs,
@@ -278,6 +277,7 @@ def build_experience(
         num_responses=num_responses,
         iteration=iteration,
         policy_version=rollout.policy_version,
+        temperature=rollout.temperature,
     )
     return experience, ShapedRollout(rewards=rewards, raw_advantages=raw, mask=mask)
 
@@ -291,15 +291,11 @@ def _whitened(raw: Tensor, mask: Tensor, ppo: PPOConfig, reduce: Reduce) -> Tens
 
 
 def _compared(
-    rewards: Tensor,
-    groups: Tensor,
-    mask: Tensor,
-    how: Literal["gae", "rloo", "group"],
-    reduce: Reduce,
+    rewards: Tensor, rollout: Rollout, mask: Tensor, ppo: PPOConfig, reduce: Reduce
 ) -> Tensor:
     """Advantages without a critic: a response against the others to its prompt. ``[B, R]``."""
-    law = leave_one_out if how == "rloo" else group_zscore
-    found = law(rewards.sum(1), groups, mask.any(1), reduce=reduce)
+    law = leave_one_out if ppo.advantage == "rloo" else group_zscore
+    found = law(rewards.sum(1), rollout.prompts.groups, mask.any(1), reduce=reduce)
     return found[:, None].expand_as(mask).masked_fill(~mask, 0).to(rewards.dtype)
 
 

@@ -35,6 +35,7 @@ def rollout_of(
         sampler_logprobs=torch.zeros(sequences.response_ids.shape),
         truncated=torch.tensor(list(truncated) if truncated is not None else [False] * count),
         policy_version=7,
+        temperature=1.0,
     )
 
 
@@ -89,6 +90,7 @@ def experience_of(sequences: Sequences, **columns: Any) -> Experience:
         num_responses=count,
         iteration=columns.get("iteration", 0),
         policy_version=0,
+        temperature=columns.get("temperature", 1.0),
     )
 
 

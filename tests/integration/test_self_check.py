@@ -20,12 +20,21 @@ class Fault(pl.Callback):
     def on_train_start(self, trainer, module):
         objective, networks = module.updater.objective, module.networks
         if self.kind == "temperature":
-            module.updater.objective = replace(objective, temperature=0.95)
+            module.updater.objective = replace(objective, networks=_colder(networks))
         if self.kind == "mask":
             module.updater.objective = replace(objective, networks=_off_by_one(networks))
         if self.kind == "dropout":
             for layer in networks.actor.model.layers:
                 layer.register_forward_hook(_drop)
+
+
+def _colder(networks):
+    """Scored at another temperature than the buffer's."""
+
+    def read(sequences, *, temperature, **options):
+        return networks(sequences, temperature=0.95 * temperature, **options)
+
+    return _instead_of(networks, read)
 
 
 def _off_by_one(networks):
@@ -36,6 +45,10 @@ def _off_by_one(networks):
         mask[:, -1] = False
         return networks(replace(sequences, prompt_mask=mask), **options)
 
+    return _instead_of(networks, read)
+
+
+def _instead_of(networks, read):
     read.packs, read.critic, read.parameters = networks.packs, networks.critic, networks.parameters
     return read
 

@@ -122,7 +122,6 @@ def update(setup: Setup, buffer: Experience, **ppo: Any) -> tuple[Terms, list[Te
         reference=setup.reference,
         ppo=PPOConfig(**ppo),
         kl=KLConfig(estimator="full", placement="loss"),
-        temperature=0.8,
     )
     setup.networks.zero_grad()
     terms = accumulate_gradients(buffer, objective, COEFFICIENTS, backward=torch.Tensor.backward)

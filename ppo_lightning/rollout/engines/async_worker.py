@@ -66,7 +66,7 @@ class Task:
 
     Args:
         prompts: On the CPU.
-        sampling: Settings.
+        sampling: Settings; the temperature is that of this task.
         stops: None takes those of the task before.
         policy_version: Of the weights in the shared memory.
         autocast: Dtype of the trainer's autocast, or None.
@@ -166,7 +166,7 @@ class _Worker:
             )
         names = ("response_ids", "response_mask", "sampler_logprobs", "truncated")
         columns = {name: getattr(rollout, name).cpu().numpy() for name in names}
-        _tell(connection, "rollout", (rollout.policy_version, columns))
+        _tell(connection, "rollout", (rollout.policy_version, rollout.temperature, columns))
 
     def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)

@@ -90,6 +90,10 @@ class AsyncEngine(BackgroundEngine):
         self.engine.check(model)
 
     @override
+    def temperatures(self, sampling: SamplingConfig) -> tuple[float, float]:
+        return self.engine.temperatures(sampling)
+
+    @override
     def generate(self, model: nn.Module, prompts: PromptBatch, **settings: Any) -> Rollout:
         """Answer here and now, with the weights in hand."""
         return self.engine.generate(model, prompts, **settings)
@@ -130,9 +134,11 @@ class AsyncEngine(BackgroundEngine):
         if self._prompts is None or self._process is None:
             raise RolloutError("nothing is being sampled.")
         prompts, self._prompts = self._prompts, None
-        version, columns = self._process.wait("rollout", "sampling")
+        version, temperature, columns = self._process.wait("rollout", "sampling")
         tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
-        return Rollout(prompts=prompts.to("cpu"), policy_version=version, **tensors)
+        return Rollout(
+            prompts=prompts.to("cpu"), policy_version=version, temperature=temperature, **tensors
+        )
 
     @override
     def close(self) -> None:

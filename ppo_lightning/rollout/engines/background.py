@@ -37,7 +37,7 @@ class BackgroundEngine(RolloutEngine):
         Args:
             model: Its weights may change as soon as this returns.
             prompts: Left-padded, a row for each response wanted.
-            sampling: Settings.
+            sampling: Settings; the temperature is recorded in the result, as the version is.
             stops: End tokens and padding.
             policy_version: Of these weights; recorded in the result.
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -100,6 +101,16 @@ class RolloutEngine(ABC):
         """Learn how the model is loaded, which an engine in another process has to do as well."""
         return
 
+    def temperatures(self, sampling: SamplingConfig) -> tuple[float, float]:
+        """Say between which temperatures the engine can sample, beside the other settings.
+
+        A run's dial ``temperature`` stays within them.
+
+        Args:
+            sampling: As configured.
+        """
+        return 0.0, inf
+
     def close(self) -> None:
         """Let go of what was started; called when a run ends, however it does."""
         return
@@ -120,7 +131,8 @@ class RolloutEngine(ABC):
         Args:
             model: Causal language model of transformers, also with an adapter.
             prompts: Left-padded prompts, a row for each response wanted.
-            sampling: Settings; nothing is read from the model's own generation settings.
+            sampling: Settings; nothing is read from the model's own generation settings. The
+                temperature may be another one at the next call, and is recorded in the result.
             stops: End tokens and padding.
             policy_version: Recorded in the result.
             greedy: Take the likeliest token instead of a draw.
@@ -189,7 +201,13 @@ class BatchedEngine(RolloutEngine):
                 )
                 for rows in batches
             ]
-        return joined(prompts, parts or [_nothing(prompts)], stops.pad_id, policy_version)
+        return joined(
+            prompts,
+            parts or [_nothing(prompts)],
+            stops.pad_id,
+            policy_version=policy_version,
+            temperature=sampling.temperature,
+        )
 
 
 def _nothing(prompts: PromptBatch) -> Decoded:
@@ -200,7 +218,12 @@ def _nothing(prompts: PromptBatch) -> Decoded:
 
 
 def joined(
-    prompts: PromptBatch, parts: Sequence[Decoded], pad_id: int, policy_version: int
+    prompts: PromptBatch,
+    parts: Sequence[Decoded],
+    pad_id: int,
+    *,
+    policy_version: int,
+    temperature: float,
 ) -> Rollout:
     """Put the batches' rows one below the other, as wide as the longest response."""
     lengths = torch.cat([part.lengths for part in parts])
@@ -212,6 +235,7 @@ def joined(
         sampler_logprobs=torch.cat([_widened(part.logprobs, width, 0.0) for part in parts]),
         truncated=~torch.cat([part.ended for part in parts]),
         policy_version=policy_version,
+        temperature=temperature,
     )
 
 

@@ -94,7 +94,13 @@ class NativeEngine(BatchedEngine):
                 greedy=greedy,
                 cuda_graphs=self.cuda_graphs,
             )
-            return joined(prompts, [decoder.run()], stops.pad_id, policy_version)
+            return joined(
+                prompts,
+                [decoder.run()],
+                stops.pad_id,
+                policy_version=policy_version,
+                temperature=sampling.temperature,
+            )
 
     def _arithmetic(self, prompts: PromptBatch) -> AbstractContextManager[Any]:
         """Turn autocast off where the weights' own dtype is to be used."""

@@ -13,8 +13,10 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollout.engines.base import BatchedEngine, Decoded, StopRules
 from ppo_lightning.rollout.engines.vllm_process import import_vllm
 from ppo_lightning.rollout.engines.vllm_requests import (
+    TEMPERATURES,
     decoded,
     logprobs_mode,
+    rules_tokens_out,
     sampling_params,
     token_prompts,
 )
@@ -91,6 +93,12 @@ class VLLMEngine(BatchedEngine):
         self._rank = adapter_rank(model)
 
     @override
+    def temperatures(self, sampling: SamplingConfig) -> tuple[float, float]:
+        """Keep to the configured one where tokens are ruled out; see ``logprobs_mode``."""
+        configured = sampling.temperature
+        return (configured, configured) if rules_tokens_out(sampling) else TEMPERATURES
+
+    @override
     def generate(
         self,
         model: nn.Module,
@@ -151,8 +159,9 @@ class VLLMEngine(BatchedEngine):
             self._synced = SyncedVLLM(self.settings, rank=rank, logprobs_mode=mode)
         if mode != self._synced.logprobs_mode:
             raise ConfigError(
-                f"`sampling.temperature` {sampling.temperature}: this engine has sampled at "
-                "another one, and vLLM returns log-probabilities either of 1 or of others."
+                "`sampling.top_k`, `top_p` or `min_new_tokens`: this engine has sampled with other "
+                "ones, and a vLLM returns log-probabilities either before or after tokens are "
+                "ruled out. Give each setting an engine of its own."
             )
         return self._synced
 

@@ -14,6 +14,9 @@ from ppo_lightning.errors import ConfigError, RolloutError
 from ppo_lightning.rollout.engines.base import Decoded, StopRules
 from ppo_lightning.types import PromptBatch
 
+TEMPERATURES = (0.01, 2.0)
+"""Between which vLLM samples."""
+
 _MAX_SEED = (1 << 63) - 1  # also keeps clear of -1, which is no seed to vLLM
 
 
@@ -22,24 +25,31 @@ def logprobs_mode(sampling: SamplingConfig) -> str:
 
     Wanted are those at the sampling temperature before any token is ruled out. ``raw_logprobs``
     are of the model's logits, before the temperature; ``processed_logprobs`` come after it, and
-    after the tokens that top-k, top-p or a least length rule out.
+    after the tokens that top-k, top-p or a least length rule out. The choice does not depend on
+    the temperature, which may change while one vLLM runs.
 
     Raises:
         ConfigError: Neither is what is wanted, or vLLM knows no such temperature.
     """
-    if sampling.temperature == 1.0:
-        return "raw_logprobs"
-    if not 0.01 <= sampling.temperature <= 2.0:
+    if not TEMPERATURES[0] <= sampling.temperature <= TEMPERATURES[1]:
         raise ConfigError(
-            f"`sampling.temperature`: vLLM samples at 0.01 to 2, got {sampling.temperature}."
+            f"`sampling.temperature`: vLLM samples at {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}, "
+            f"got {sampling.temperature}."
         )
-    if sampling.top_k or sampling.top_p < 1 or sampling.min_new_tokens:
+    if not rules_tokens_out(sampling):
+        return "processed_logprobs"
+    if sampling.temperature != 1.0:
         raise ConfigError(
             f"`sampling.temperature` {sampling.temperature} with `top_k`, `top_p` or "
             "`min_new_tokens`: vLLM returns log-probabilities either before the temperature or "
             "after tokens are ruled out. Leave these out, or the temperature at 1."
         )
-    return "processed_logprobs"
+    return "raw_logprobs"
+
+
+def rules_tokens_out(sampling: SamplingConfig) -> bool:
+    """Whether some tokens may not be drawn: by top-k, top-p or a least length."""
+    return bool(sampling.top_k or sampling.top_p < 1 or sampling.min_new_tokens)
 
 
 def token_prompts(prompts: PromptBatch) -> list[dict[str, list[int]]]:

@@ -22,6 +22,7 @@ from tests.helpers.mutations import (
     sft,
     shaping,
     sweeps,
+    temperature,
     training,
     vllm,
     watchdog,
@@ -51,6 +52,7 @@ MUTATIONS = (
     *monitors.MUTATIONS,
     *reporting.MUTATIONS,
     *sweeps.MUTATIONS,
+    *temperature.MUTATIONS,
 )
 
 __all__ = ["MUTATIONS", "Mutation", "misfit"]

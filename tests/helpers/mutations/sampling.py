@@ -115,7 +115,7 @@ MUTATIONS = (
     fault(
         "T11",
         "modules/update.py",
-        "temperature=self.temperature,\n            policy=part != ",
+        "temperature=batch.temperature,\n            policy=part != ",
         "temperature=1.0,\n            policy=part != ",
         "integration/test_iteration.py::test_the_policy_starts_at_the_reference_with_ratio_one",
     ),

@@ -35,7 +35,7 @@ LOGGED = {
     "rollout": "score_mean score_std score_min score_max raw_score_mean reward_mean kl_ref "
     "kl_ref_per_token entropy sampled_nll response_length_mean response_length_max truncated_share "
     "repeated_bigrams distinct_1 distinct_2 opening_share sampler_mismatch behaviour_kl "
-    "explained_variance advantage_std kl_coef entropy_start entropy_relative "
+    "explained_variance advantage_std kl_coef temperature entropy_start entropy_relative "
     "score_length_correlation score_repetition_correlation",
     "update": "policy_loss value_loss entropy kl_old clip_fraction clip_active_fraction ratio_mean "
     "clip_fraction_positive clip_fraction_negative ratio_beyond_2 ratio_max "

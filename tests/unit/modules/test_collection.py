@@ -1,17 +1,23 @@
 """The stages of a rollout in order, and which responses take part."""
 
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ppo_lightning.configs import KLConfig, PPOConfig, RewardProcessing, SamplingConfig
+from ppo_lightning.configs import (
+    KLConfig,
+    PPOConfig,
+    RewardProcessing,
+    SamplingConfig,
+    StalenessConfig,
+)
 from ppo_lightning.models import PolicyOutput
 from ppo_lightning.modules.collection import Collection
 from ppo_lightning.modules.decision import Limits
 from ppo_lightning.rewards import RewardPipeline, RewardTerm
-from ppo_lightning.rollout import StopRules
+from ppo_lightning.rollout import PolicyVersions, StopRules
 from tests.helpers.buffers import rollout_of
 from tests.helpers.completions import Says
 from tests.helpers.scripted import Letters
@@ -48,14 +54,38 @@ class Network:
         return self(sequences, **settings)
 
 
-def collect(**processing):
-    """Run the stages; returns what was collected, the stages, and the two networks."""
-    networks, reference, stages, engine_calls = Network(), Network(), [], []
-    rollout = rollout_of(RESPONSES, truncated=TRUNCATED)
+class Engine:
+    """Answers by a given rollout, and remembers how it was asked.
 
-    def generate(model, prompts, **settings):
-        engine_calls.append(settings)
-        return rollout
+    Args:
+        rollout: The answers.
+        sampled_at: Temperature of the first ones, if not the one that was asked for.
+    """
+
+    def __init__(self, rollout, sampled_at):
+        self.rollout, self.sampled_at, self.calls = rollout, sampled_at, []
+
+    def generate(self, model, prompts, **settings):
+        self.calls.append(settings)
+        asked = settings["sampling"].temperature
+        if len(self.calls) == 1:
+            return replace(self.rollout, temperature=self.sampled_at or asked)
+        return replace(self.rollout, temperature=asked, policy_version=settings["policy_version"])
+
+
+def collect(sampled_at=None, version=7, on_stale="correct", **processing):
+    """Run the stages; returns what was collected, the stages, and the two networks.
+
+    Args:
+        sampled_at: Temperature of the first rollout, if not the one that was asked for.
+        version: Of the current weights; the first rollout's is 7.
+        on_stale: What becomes of it if it is older.
+        processing: Settings of ``RewardProcessing``.
+    """
+    networks, reference, stages, versions = Network(), Network(), [], PolicyVersions()
+    rollout = rollout_of(RESPONSES, truncated=TRUNCATED)
+    engine = Engine(rollout, sampled_at)
+    versions.note(rollout.policy_version)
 
     @contextmanager
     def stage(name):
@@ -65,7 +95,7 @@ def collect(**processing):
     collection = Collection(
         networks=networks,
         reference=reference,
-        engine=SimpleNamespace(generate=generate),
+        engine=engine,
         rewards=RewardPipeline(
             [RewardTerm(name="s", component=Says(SCORES))],
             RewardProcessing(on_nonfinite="drop", **processing),
@@ -77,16 +107,18 @@ def collect(**processing):
         kl=KLConfig(),
         stage=stage,
         precision=nullcontext,
+        staleness=StalenessConfig(on_stale=on_stale),
+        versions=versions,
     )
     found = collection.run(
         rollout.prompts,
         iteration=2,
         num_responses=4,
         kl_coef=0.1,
-        policy_version=7,
+        policy_version=version,
         limits=Limits(),
     )
-    return found, stages, (networks, reference, engine_calls)
+    return found, stages, (networks, reference, engine.calls)
 
 
 def test_stages_run_in_their_order_and_all_networks_at_one_temperature():
@@ -99,9 +131,24 @@ def test_stages_run_in_their_order_and_all_networks_at_one_temperature():
         engine_calls[0]["sampling"].temperature,
     ]
     assert temperatures == [0.7] * 3
+    assert found.experience.temperature == 0.7
     assert engine_calls[0]["policy_version"] == 7
     assert found.experience.iteration == 2
     assert list(found.completions.responses) == ["def", "gh", "", "i"]
+
+
+def test_t11_what_is_sampled_again_gets_the_temperature_of_the_buffer_that_it_joins():
+    stale = {"sampled_at": 0.6, "on_stale": "resample", "version": 9}
+    found, _, (networks, _, engine_calls) = collect(**stale)
+    assert [call["sampling"].temperature for call in engine_calls] == [0.7, 0.6]
+    assert networks.asked[0]["temperature"] == found.experience.temperature == 0.6
+
+
+def test_t11_what_was_sampled_at_another_temperature_is_scored_and_kept_with_it():
+    found, _, (networks, reference, engine_calls) = collect(sampled_at=0.6)
+    assert engine_calls[0]["sampling"].temperature == 0.7
+    assert networks.asked[0]["temperature"] == reference.asked[0]["temperature"] == 0.6
+    assert found.experience.temperature == 0.6
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 import itertools
 import json
+from math import inf
 
 import pytest
 
-from ppo_lightning.configs import KLConfig, PPOConfig
+from ppo_lightning.configs import KLConfig, PPOConfig, SamplingConfig
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules.controls import Controls, Dial, Request, merged_value, ppo_dials
 
@@ -46,6 +47,26 @@ def test_bounds_hold_whatever_is_asked():
 )
 def test_what_a_config_may_say_is_what_the_run_starts_with(dial, value):
     assert Controls(ppo_dials(PPOConfig(**{dial: value}), KLConfig()))[dial] == value
+
+
+@pytest.mark.parametrize(
+    ("configured", "engine", "bounds"),
+    [
+        (0.8, (0.0, inf), (0.4, 1.6)),
+        (0.8, (0.5, 1.0), (0.5, 1.0)),
+        (0.8, (0.8, 0.8), (0.8, 0.8)),  # it can do no other
+        (0.8, (0.9, 1.0), (0.8, 1.0)),  # what is configured is the engine's to refuse
+        (1, (0.01, 2.0), (0.5, 2.0)),
+    ],
+)
+def test_the_temperature_stays_within_its_factors_and_what_the_engine_can_do(
+    configured, engine, bounds
+):
+    sampling = SamplingConfig(temperature=configured)
+    dials = Controls(ppo_dials(PPOConfig(), KLConfig(), sampling, temperatures=engine))
+    assert dials["temperature"] == configured
+    for asked, bound in zip((0.0, inf), bounds, strict=True):
+        assert dials.request(Request(source="s", dial="temperature", value=asked)) == bound
 
 
 def test_a_request_holds_through_its_last_iteration():

@@ -188,9 +188,9 @@ def test_exact_kl_in_the_loss_is_that_of_the_whole_distribution():
     generator = torch.Generator().manual_seed(1)
     ours, theirs = torch.randn(2, *MASK.shape, 3, generator=generator, dtype=torch.float64)
     ours, theirs = (x.masked_fill(~MASK[..., None], torch.nan) for x in (ours, theirs))
-    options = {"ref_logits": theirs, "temperature": 0.5}
+    experience = replace(experience, temperature=0.5)
     kl = KLConfig(estimator="full", placement="loss")
-    terms = terms_of(experience, output._replace(logits=ours), CLIPPED, kl=kl, **options)
+    terms = terms_of(experience, output._replace(logits=ours), CLIPPED, kl=kl, ref_logits=theirs)
     p, q = (2 * ours[MASK]).softmax(-1), (2 * theirs[MASK]).softmax(-1)
     total = float((p * (p / q).log()).sum())
     losses, expected = by_hand(experience, output, CLIPPED)

@@ -102,6 +102,7 @@ def test_means_over_responses_leave_out_the_dropped_and_the_empty(stats):
     assert stats["dropped_responses"] == 2
     assert stats["num_responses"] == 6
     assert stats["policy_version"] == 7
+    assert stats["temperature"] == 1.0
 
 
 def test_kl_per_response_and_per_token_are_two_numbers(stats):

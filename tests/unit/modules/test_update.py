@@ -118,7 +118,7 @@ def minibatch():
     names = ("old_logprobs", "old_values", "ref_logprobs", "advantages", "returns")
     shape = sequences.response_ids.shape
     columns = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n in names}
-    return experience_of(sequences, **columns)
+    return experience_of(sequences, temperature=0.9, **columns)
 
 
 def objective_of(networks, *, aggregation="token", max_tokens=None):
@@ -127,7 +127,6 @@ def objective_of(networks, *, aggregation="token", max_tokens=None):
         reference=None,
         ppo=PPOConfig(loss_aggregation=aggregation, microbatch_tokens=max_tokens),
         kl=KLConfig(),
-        temperature=0.9,
     )
 
 
@@ -222,9 +221,7 @@ def test_an_entropy_that_is_only_logged_costs_no_gradient(networks, monkeypatch)
     monkeypatch.setattr(
         type(networks), "forward", lambda *args, **kw: seen.append(kw) or forward(*args, **kw)
     )
-    objective = Objective(
-        networks=networks, reference=None, ppo=PPOConfig(), kl=KLConfig(), temperature=1.0
-    )
+    objective = Objective(networks=networks, reference=None, ppo=PPOConfig(), kl=KLConfig())
     plain = Coefficients(clip_low=0.2, clip_high=0.2, ent_coef=0.0, kl_coef=0.0, penalty_coef=1.0)
     for coefficients in (plain, replace(plain, ent_coef=0.01)):
         accumulate_gradients(minibatch(), objective, coefficients, backward=torch.Tensor.backward)

@@ -83,6 +83,25 @@ def test_each_task_is_answered_with_the_weights_that_came_with_it(made):
     assert after.prompts.records == PROMPTS.records
 
 
+def test_t11_each_task_is_answered_at_the_temperature_that_came_with_it(made):
+    engine, model = made()
+    for temperature in (0.5, 1.7):
+        sampling = SamplingConfig(max_new_tokens=5, temperature=temperature)
+        settings = {**SETTINGS, "sampling": sampling}
+        engine.begin(model, PROMPTS, **settings)
+        found = engine.finish()
+        assert found.temperature == temperature
+        assert equal(found, NativeEngine().generate(model, PROMPTS, **settings))
+
+
+def test_the_engine_inside_says_between_which_temperatures_it_samples():
+    class Narrow(NativeEngine):
+        def temperatures(self, sampling):
+            return 0.9, 1.1
+
+    assert AsyncEngine(Narrow()).temperatures(SamplingConfig()) == (0.9, 1.1)
+
+
 def test_it_computes_in_the_dtypes_of_the_trainers_model(made):
     engine, model = made()
     model = model.to(torch.bfloat16)

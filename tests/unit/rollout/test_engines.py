@@ -6,7 +6,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from ppo_lightning.configs import PolicyConfig, SamplingConfig
-from ppo_lightning.models import load_causal_lm
+from ppo_lightning.models import load_causal_lm, policy_logprobs
 from ppo_lightning.rollout import (
     BatchedEngine,
     Decoded,
@@ -194,6 +194,25 @@ def test_t11_numbers_of_the_sampling_temperature():
     ids, logprobs = draw_tokens(logits, torch.tensor([0.5], dtype=torch.float64), sampling=half)
     assert ids.tolist() == [0]
     assert_close(logprobs, torch.tensor([-0.01815]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["native", "generate"])
+def test_t11_one_engine_samples_at_the_temperature_of_each_call(engine, tiny_model_dir):
+    prompts = prompt_batch([[5, 6, 7, 8, 9, 10], [11, 12]])
+    model = load_causal_lm(PolicyConfig(path=str(tiny_model_dir)))
+    settings = {"stops": StopRules(end_ids=(), pad_id=0), "policy_version": 0}
+    found = {}
+    for temperature in (1.0, 0.5, 1.7, 1.0):
+        sampling = SamplingConfig(max_new_tokens=8, temperature=temperature)
+        rollout = engine.generate(model, prompts, sampling=sampling, **settings)
+        with torch.no_grad():
+            own = policy_logprobs(model, rollout.sequences, temperature=temperature).logprobs
+        assert_close(rollout.sampler_logprobs, own, rtol=0, atol=1e-5)
+        assert rollout.temperature == temperature
+        ids = found.setdefault(temperature, rollout.response_ids)
+        assert rollout.response_ids.equal(ids)
+    assert not found[1.0].equal(found[0.5])
+    assert not found[1.0].equal(found[1.7])
 
 
 @pytest.mark.parametrize(

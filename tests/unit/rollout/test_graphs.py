@@ -148,19 +148,21 @@ def answers(folder, *, cuda_graphs=True, device="cpu", **sampling):
     )
 
 
-@pytest.mark.parametrize("size", [None, 3])
-def test_responses_are_those_of_plain_steps(tiny_model_dir, monkeypatch, size):
-    plain = answers(tiny_model_dir, batch_size=size)
+@pytest.mark.parametrize(("size", "temperature"), [(None, 1.0), (3, 0.6)])
+def test_responses_are_those_of_plain_steps(tiny_model_dir, monkeypatch, size, temperature):
+    """At any temperature: what is recorded ends with the logits."""
+    plain = answers(tiny_model_dir, batch_size=size, temperature=temperature)
     recorder = Recorder()
     monkeypatch.setattr(slots, "can_be_recorded", is_whole_on)
     monkeypatch.setattr(slots, "cuda_capture", lambda: recorder)
     monkeypatch.setattr(graphs, "COLUMNS", 8)
-    found = answers(tiny_model_dir, batch_size=size)
+    found = answers(tiny_model_dir, batch_size=size, temperature=temperature)
     assert recorder.recorded >= 1
     assert recorder.replayed > recorder.recorded
     assert_same(found, plain)
     monkeypatch.setattr(slots, "cuda_capture", lambda: pytest.fail("graphs are switched off"))
-    assert_same(answers(tiny_model_dir, batch_size=size, cuda_graphs=False), plain)
+    unrecorded = {"cuda_graphs": False, "temperature": temperature}
+    assert_same(answers(tiny_model_dir, batch_size=size, **unrecorded), plain)
 
 
 def test_memory_is_free_as_soon_as_the_decoder_is_gone(tiny_gpt2_dir, monkeypatch):

@@ -116,6 +116,7 @@ def experience(total, iteration):
         num_responses=total,
         iteration=iteration,
         policy_version=0,
+        temperature=1.0,
     )
 
 

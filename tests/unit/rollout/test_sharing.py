@@ -74,6 +74,7 @@ def part(indices, prompt, response):
         num_responses=5,
         iteration=3,
         policy_version=12,
+        temperature=0.7,
     )
 
 
@@ -95,6 +96,7 @@ def test_rows_of_all_replicas_come_in_order_and_padded(two_replicas):
     assert whole.returns[3].tolist() == [354, 355, 356, 357]
     assert whole.advantages[4].tolist() == [453, 454, 0, 0]
     assert (whole.num_responses, whole.iteration, whole.policy_version) == (5, 3, 12)
+    assert whole.temperature == 0.7
 
 
 def test_weights_travel_where_there_are_some(two_replicas, monkeypatch):

@@ -54,11 +54,28 @@ def test_logprobs_that_vllm_cannot_give_are_refused(settings, what, tiny_llama_d
         ask(VLLMEngine(), loaded(tiny_llama_dir), **({"temperature": 0.7} | settings))
 
 
-def test_one_engine_measures_at_one_temperature(tiny_llama_dir):
+def test_one_engine_measures_at_every_temperature(tiny_llama_dir, started):
+    engine, model = VLLMEngine(), loaded(tiny_llama_dir)
+    for temperature in (1.0, 0.5, 1.0, 2.0):
+        rollout = ask(engine, model, temperature=temperature)
+        assert rollout.temperature == temperature
+        as_trained(rollout, model, temperature=temperature)
+        as_trained(ask(engine, model, temperature=temperature, greedy=True), model)
+    assert len(started) == 1
+
+
+def test_one_engine_measures_before_or_after_tokens_are_ruled_out(tiny_llama_dir):
     engine, model = VLLMEngine(), loaded(tiny_llama_dir)
     ask(engine, model)
-    with pytest.raises(ConfigError, match=r"`sampling\.temperature` 0\.5: this engine"):
-        ask(engine, model, temperature=0.5)
+    with pytest.raises(ConfigError, match=r"`sampling\.top_k`, `top_p` or .*: this engine"):
+        ask(engine, model, top_k=4)
+
+
+def test_it_says_between_which_temperatures_it_samples():
+    engine = VLLMEngine()
+    assert engine.temperatures(SamplingConfig(temperature=0.7)) == (0.01, 2.0)
+    for settings in ({"top_k": 4}, {"top_p": 0.9}, {"min_new_tokens": 2}):
+        assert engine.temperatures(SamplingConfig(**settings)) == (1.0, 1.0)
 
 
 def test_a_response_depends_on_its_key_alone(tiny_llama_dir):
