@@ -11,7 +11,7 @@ from ppo_lightning.configs.checks import require, require_at_least
 from ppo_lightning.diagnostics import HANDBOOK, Diagnosis, Turn
 from ppo_lightning.modules import Controls, Request
 
-KL, ENTROPY = "kl_coef", "ent_coef"
+KL, ENTROPY, TEMPERATURE = "kl_coef", "ent_coef", "temperature"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class TreatmentConfig:
             reciprocal of its square root bounds how far it is raised.
         min_critic_lr_factor: The same of the critic's.
         min_clip_range_factor: The same of ε.
+        max_temperature_factor: Most that the sampling temperature is multiplied by, all doses
+            together; the reciprocal bounds how far it is lowered.
         max_ent_coef: Largest weight of the entropy bonus.
     """
 
@@ -40,13 +42,15 @@ class TreatmentConfig:
     min_actor_lr_factor: float = 0.01
     min_critic_lr_factor: float = 0.1
     min_clip_range_factor: float = 0.25
+    max_temperature_factor: float = 1.25
     max_ent_coef: float = 0.4
 
     def __post_init__(self) -> None:
         require_at_least("max_doses", self.max_doses, 1)
         require_at_least("wait", self.wait, 1)
         require_at_least("undo_after", self.undo_after, 1)
-        require_at_least("max_kl_coef_factor", self.max_kl_coef_factor, 1.0)
+        for name in ("max_kl_coef_factor", "max_temperature_factor"):
+            require_at_least(name, getattr(self, name), 1.0)
         require_at_least("max_ent_coef", self.max_ent_coef, 0.0)
         for name in ("min_actor_lr_factor", "min_critic_lr_factor", "min_clip_range_factor"):
             value = getattr(self, name)
@@ -54,8 +58,9 @@ class TreatmentConfig:
 
     def bounds(self, dial: str) -> tuple[float, float]:
         """Least and largest product of the factors on a dial."""
-        if dial == KL:
-            return 1 / self.max_kl_coef_factor, self.max_kl_coef_factor
+        if dial in (KL, TEMPERATURE):
+            most: float = getattr(self, f"max_{dial}_factor")
+            return 1 / most, most
         least: float = getattr(self, f"min_{dial.removesuffix('_factor')}_factor", 0.25)
         return least, least**-0.5
 

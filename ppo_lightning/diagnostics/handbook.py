@@ -314,10 +314,17 @@ HANDBOOK: Mapping[str, Card] = {
             Remedy(key="ppo.ent_coef", value=0.01, why="a bonus for entropy"),
             _LOWER_RATE,
             _RAISE_BETA,
+            Remedy(
+                key="sampling.temperature",
+                factor=1.1,
+                field="temperature",
+                why="answers that are less alike",
+            ),
         ),
         turns=(
             Turn(dial="ent_coef", factor=2.0, from_zero=0.1),
             Turn(dial="kl_coef", factor=2.0, from_zero=0.05),
+            Turn(dial="temperature", factor=1.1),
         ),
         source=_MEASURED,
     ),

@@ -66,6 +66,7 @@ def test_there_are_so_many_doses_and_then_it_is_exhausted():
         ("critic_failure", DIVERGING, "critic_lr_factor", {"min_critic_lr_factor": 0.3}, 0.3),
         ("critic_failure", CATCHING_UP, "critic_lr_factor", {"min_critic_lr_factor": 0.25}, 2.0),
         ("entropy_collapse", "", "ent_coef", {"max_ent_coef": 0.08}, 0.08),
+        ("entropy_collapse", "", "temperature", {"max_temperature_factor": 1.15}, 1.15),
     ],
 )
 def test_bounds_hold(illness, form, dial, config, expected):
@@ -195,6 +196,7 @@ def test_a_resumed_treatment_goes_on():
 
 @pytest.mark.parametrize("changes", [
     {"max_doses": 0}, {"wait": 0}, {"undo_after": 0}, {"max_kl_coef_factor": 0.5},
+    {"max_temperature_factor": 0.9},
     {"min_actor_lr_factor": 0.0}, {"min_critic_lr_factor": 2.0}, {"min_clip_range_factor": -1.0},
     {"max_ent_coef": -0.1},
 ])  # fmt: skip
