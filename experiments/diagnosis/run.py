@@ -148,12 +148,14 @@ def read(file: Path) -> list[Result]:
 
 def planned(given: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Yield all runs: few seeds of the known world, more of healthy runs; and the other worlds."""
-    for number, name in enumerate(given.only):
+    for number, name in enumerate(CASES):
+        if name not in given.only:
+            continue
         healthy = name == "healthy"
         seeds = given.seeds or [*range(HEALTHY_SEEDS if healthy else 3)]
         for seed in seeds:
             yield from ((name, policy, seed) for policy in given.policies)
-        if given.seeds:
+        if given.seeds or "observe" not in given.policies:
             continue
         others = range(6) if healthy else [6 + number]
         for world in OTHER_WORLDS:

@@ -97,14 +97,20 @@ def treatment(results: Sequence[Result]) -> Iterator[str]:
 
 def left_out(results: Sequence[Result], rows: Path) -> Iterator[str]:
     """Yield a row for each illness: what leads in its runs if its own rules are not asked."""
-    yield "| run | leading without its rules |"
-    yield "| --- | --- |"
+    yield "| run | still called ill | leading without its rules |"
+    yield "| --- | --- | --- |"
+    noticed, asked = 0, 0
     for name, case in CASES.items():
         if not case.accepted:
             continue
         others = [rule for rule in RULES if rule.illness not in case.accepted]
         tops = Counter(replayed(r, rows, others).top for r in results if r.case == name)
-        yield f"| {name} | {', '.join(f'{top} {n}' for top, n in tops.most_common())} |"
+        ill, all_of_it = tops.total() - tops["healthy"], tops.total()
+        noticed, asked = noticed + ill, asked + all_of_it
+        told = ", ".join(f"{top} {n}" for top, n in tops.most_common())
+        yield f"| {name} | {ill} of {all_of_it} | {told} |"
+    yield ""
+    yield f"{noticed} of {asked} runs are called ill by rules that know nothing of their illness."
 
 
 def replayed(result: Result, rows: Path, rules: Sequence[Rule] = RULES) -> Result:
