@@ -16,8 +16,9 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.ppo-lightning
 CODE := ppo_lightning tests experiments
 
-# One process a core, each with one thread: what a file sets up once stays in one process.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# One process a core, each with one thread: what a file sets up once stays in one process. Files come in their order, the
+# long ones of several processes first, and not by the number of their tests: no core waits for a long file at the end.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # An environment shared by two checkouts holds the package of one: the stamp names it, and another checkout sets up again.
 ifneq ("$(shell cat $(STAMP)-dev 2>/dev/null)","$(CURDIR)")

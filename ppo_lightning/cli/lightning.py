@@ -86,6 +86,7 @@ class PPOLightningCLI(LightningCLI):
 
     def __init__(self, arguments: Sequence[str], files: Sequence[Path] = ()) -> None:
         self.files = files
+        self._command = next(iter(arguments), "")
         super().__init__(
             pl.LightningModule,
             pl.LightningDataModule,
@@ -109,6 +110,12 @@ class PPOLightningCLI(LightningCLI):
             },
             args=list(arguments),
         )
+
+    @override
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in the parent
+        """Return the command at hand alone: the parsers of the others would never be asked."""
+        known = LightningCLI.subcommands()
+        return {self._command: known[self._command]} if self._command in known else known
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -54,7 +54,8 @@ def test_t42_ranks_decide_and_stay_alike(whole):
     "faults",
     [
         pytest.param({0: "step:14", 1: "step:14"}, id="update"),
-        pytest.param({1: "step:9:TERM"}, id="sigterm"),
+        # test_interrupts.py has it with fewer mechanisms.
+        pytest.param({1: "step:9:TERM"}, id="sigterm", marks=pytest.mark.slow),
         pytest.param({0: "decode:11", 1: "decode:14"}, id="rollout", marks=pytest.mark.slow),
         # The second rank is at the next rollout by then.
         pytest.param(

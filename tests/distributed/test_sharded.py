@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -41,15 +42,27 @@ ALL = {
     "lora-shared": {**VARIANTS["lora"], **VARIANTS["shared"]},
     "padded": {"policy": {"padding_free": False}},
 }
+# Each variant once, several in a run: what one of them breaks makes the numbers differ.
+TOGETHER = {
+    "lora, checkpointing": {
+        "policy": {"lora": LoraConfig(rank=4), "gradient_checkpointing": True},
+    },
+    "shared, sequence, padded": {
+        **VARIANTS["shared"],
+        **VARIANTS["sequence"],
+        "policy": {"padding_free": False},
+    },
+    "lora-shared, cut": {**ALL["lora-shared"], **VARIANTS["cut"]},
+}
 
 
 def strategy(ranks, peers=1):
     return FSDP2Strategy(tensor_parallel_size=peers) if ranks > 1 else "auto"
 
 
-def train(model_dir, folder, variant, ranks, peers=1, **overrides):
+def train(model_dir, folder, variant, ranks, peers=1, *, epochs=2, **overrides):
     """Fit, and return parameters, sampled ids by response number, and statistics."""
-    settings = {k: dict(v) for k, v in ALL[variant].items()}
+    settings = {k: dict(v) for k, v in (ALL | TOGETHER)[variant].items()}
     settings["policy"] = {"dtype": "float64", **settings.get("policy", {})}
     module = ppo_module(
         model_dir,
@@ -68,6 +81,7 @@ def train(model_dir, folder, variant, ranks, peers=1, **overrides):
         ),
         strategy=strategy(ranks, peers),
         devices=ranks,
+        max_epochs=epochs,  # the second samples with what the first has trained
         enable_checkpointing=False,
     )
     ids = sampled_ids(recorder)
@@ -75,17 +89,19 @@ def train(model_dir, folder, variant, ranks, peers=1, **overrides):
     return {n: whole(p.detach()).numpy() for n, p in module.named_parameters()}, ids, stats
 
 
-QUICK = {
-    "gpt2": ("separate", "lora", "cut", "checkpointing"),
-    "llama": ("shared", "lora-shared", "sequence", "padded"),
-}
-SLOW = [(family, v) for family, quick in QUICK.items() for v in ALL if v not in quick]
+QUICK = [
+    ("gpt2", "separate"),
+    ("gpt2", "lora, checkpointing"),
+    ("llama", "shared, sequence, padded"),
+    ("llama", "lora-shared, cut"),
+]
+# The parts of the above on their own, and the other family of models.
+SLOW = [pair for pair in product(("gpt2", "llama"), ALL) if pair not in QUICK]
 
 
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [(family, variant) for family, quick in QUICK.items() for variant in quick]
-    + [pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW],
+    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
 )
 def test_t47_t48_t49_shards_give_the_result_of_one_process(request, tmp_path, family, variant):
     """Seven responses in three minibatches on two ranks: the same responses and parameters."""
@@ -112,10 +128,12 @@ def require_same(alone, *ranks):
     "variant",
     [
         "separate",
-        "lora-shared",
-        "cut",
+        "lora-shared, cut",
+        # Parts of the one above.
+        pytest.param("lora-shared", marks=pytest.mark.slow),
         pytest.param("shared", marks=pytest.mark.slow),
         pytest.param("lora", marks=pytest.mark.slow),
+        pytest.param("cut", marks=pytest.mark.slow),
     ],
 )
 def test_t48_tensor_parallel_gives_the_result_of_one_process(even_llama_dir, tmp_path, variant):
@@ -126,7 +144,11 @@ def test_t48_tensor_parallel_gives_the_result_of_one_process(even_llama_dir, tmp
     require_same(alone, first, second)
 
 
-@pytest.mark.parametrize("variant", ["separate", "lora"])
+@pytest.mark.parametrize(
+    "variant",
+    # Adapters in shards, and cut between peers, are above: both at once take four processes long.
+    ["separate", pytest.param("lora", marks=pytest.mark.slow)],
+)
 def test_t48_shards_in_two_dimensions_give_the_result_of_one_process(
     even_llama_dir, tmp_path, variant
 ):
@@ -143,7 +165,7 @@ def test_adam_steps_shards_of_both_kinds(even_llama_dir, tmp_path):
     """Of one step: later ones turn rounding into steps of the size of the rate."""
     adam = {"optimizer": OptimizerConfig(), "actor": GroupConfig(lr=1e-3)}
     once = {"ppo": {"num_update_epochs": 1, "target_kl": None}, **adam}
-    steps = partial(train, **once)
+    steps = partial(train, epochs=1, **once)
     (alone,) = run_on_ranks(steps, 1, even_llama_dir, tmp_path, "separate", 1)
     for found in run_on_ranks(steps, 4, even_llama_dir, tmp_path, "separate", 4, 2):
         for name, value in alone[0].items():
@@ -172,7 +194,7 @@ def export(model_dir, folder, variant, ranks):
         data_module(val_prompts=["no"]),
         strategy=strategy(ranks),
         devices=ranks,
-        max_epochs=2,
+        max_epochs=1,
         callbacks=[
             ActorEMA(decay=0.5),
             ExportModel(str(folder / "best"), monitor="val/score_mean", mode="max"),
@@ -182,7 +204,17 @@ def export(model_dir, folder, variant, ranks):
     return {n: whole(p.detach()).numpy() for n, p in module.networks.actor.named_parameters()}
 
 
-@pytest.mark.parametrize("variant", ["separate", "lora"])
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "variant"),
+    [
+        ("gpt2", "separate"),
+        ("llama", "lora"),
+        # Each of the above with the other.
+        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
+        pytest.param("llama", "separate", marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_models_are_written_from_shards(tiny_model_dir, tmp_path, variant):
     run_on_ranks(export, 1, tiny_model_dir, tmp_path / "one", variant, 1)
     run_on_ranks(export, 2, tiny_model_dir, tmp_path / "two", variant, 2)
@@ -203,7 +235,8 @@ def by_command(model_dir, folder):
     written.write_text(yaml.safe_dump(tiny_config(model_dir, folder / "runs")), encoding="utf-8")
     shards = ["--trainer.strategy", "fsdp", "--trainer.devices", "2"]
     run = ["fit", "--config", str(written), *shards]
-    return [main(run), main([*run, "--trainer.max_epochs", "3", "--ckpt_path", "last"])]
+    first = main([*run, "--trainer.max_epochs", "1"])
+    return [first, main([*run, "--ckpt_path", "last"])]
 
 
 def test_the_word_fsdp_on_the_command_line(tiny_gpt2_dir, tmp_path):
@@ -269,6 +302,7 @@ def judged(model_dir, reward_dir, folder, kind, shard):
         folder,
         strategy={"one": "auto", "ddp": "ddp", "fsdp": FSDP2Strategy()}[kind],
         devices=1 if kind == "one" else 2,
+        max_epochs=2,
         callbacks=[recorder := Recorder()],
     )
     cut = Cut(rewards)

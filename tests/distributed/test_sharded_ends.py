@@ -43,6 +43,7 @@ def with_a_moody_reward(model_dir, folder):
         data_module(val_prompts=["no"]),
         strategy=FSDP2Strategy(tensor_parallel_size=2),
         devices=2,
+        max_epochs=1,
         enable_checkpointing=False,
     )
     return weights_of(module), moody.asked, judge.asked
@@ -111,7 +112,11 @@ def held_out_of(model_dir, folder, peers):
     return [trained, *found], sum(map(len, predicted))
 
 
-@pytest.mark.parametrize("peers", [1, 2])
+@pytest.mark.parametrize(
+    "peers",
+    # Peers answer held-out prompts in the runs of test_sharded.py as well, if not from a file.
+    [1, pytest.param(2, marks=pytest.mark.slow)],
+)
 def test_held_out_prompts_are_answered_by_the_average_from_a_file(even_llama_dir, tmp_path, peers):
     answered = 0
     for scores, count in run_on_ranks(held_out_of, 2, even_llama_dir, tmp_path, peers):
@@ -131,14 +136,15 @@ def validated_then_fitted(model_dir, folder):
                 pass
 
     recorder = Recorder()
-    run = trainer(folder, strategy=strategy, devices=2, callbacks=[Inference(), recorder])
+    callbacks = [Inference(), recorder]
+    run = trainer(folder, strategy=strategy, devices=2, max_epochs=1, callbacks=callbacks)
     run.fit(module, data_module())
     return [s.steps_taken for s in recorder.stats], all(map(is_shard, module.parameters()))
 
 
 def test_weights_put_together_in_inference_mode_are_trained_afterwards(tiny_gpt2_dir, tmp_path):
     found = run_on_ranks(validated_then_fitted, 2, tiny_gpt2_dir, tmp_path)
-    assert found == [([4.0, 4.0, 4.0], True)] * 2
+    assert found == [([4.0], True)] * 2
 
 
 class OwnNumber(pl.Callback):
@@ -157,6 +163,7 @@ def exporting(model_dir, folder):
         data_module(),
         strategy=FSDP2Strategy(),
         devices=2,
+        max_epochs=2,
         callbacks=[OwnNumber(), ExportModel(str(folder / "best"), monitor="mine", mode="max")],
     )
     return (folder / "best" / "model.safetensors").is_file()
@@ -201,7 +208,11 @@ def in_one_place(model_dir, folder, parts, epochs):
     run.fit(module, data_module(), ckpt_path=last_checkpoint(run))
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "first",
+    # Either way each takes the place of the other once at least.
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_files_and_folders_take_each_others_place(tiny_gpt2_dir, tmp_path, first):
     """GPT-2's embeddings are its output layer."""
     for epochs, parts in enumerate((first, not first, first), 1):

@@ -90,7 +90,14 @@ def test_t42_ranks_with_shards_decide_and_stay_alike(uninterrupted):
         assert same(first[part], second[part]), part
 
 
-@pytest.mark.parametrize("faults", [{0: "step:14", 1: "step:14"}, {1: "step:9:TERM"}])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {0: "step:14", 1: "step:14"},
+        # A rank that is told to end tells the others, whatever the strategy: test_interrupts.py.
+        pytest.param({1: "step:9:TERM"}, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_ranks_with_shards_go_on_bit_for_bit(
     even_llama_dir, tmp_path, uninterrupted, faults
 ):
@@ -139,20 +146,21 @@ def go_on(model_dir, folder, layout, iterations, variant):
 @pytest.mark.parametrize(
     ("first", "second", "variant"),
     [
-        ("one", "fsdp", "separate"),
+        # Each layout is left and gone on with once; the rest are other pairs of them.
+        pytest.param("one", "fsdp", "separate", marks=pytest.mark.slow),
         pytest.param("one", "tensor", "lora", marks=pytest.mark.slow),
         pytest.param("ddp", "one", "shared", marks=pytest.mark.slow),
         ("ddp", "fsdp", "lora"),
-        ("fsdp", "one", "separate"),
+        pytest.param("fsdp", "one", "separate", marks=pytest.mark.slow),
         pytest.param("fsdp", "ddp", "shared", marks=pytest.mark.slow),
         ("fsdp", "tensor", "separate"),
-        ("tensor", "one", "separate"),
+        pytest.param("tensor", "one", "separate", marks=pytest.mark.slow),
         pytest.param("tensor", "fsdp", "lora", marks=pytest.mark.slow),
         ("parts", "one", "separate"),
         pytest.param("parts", "ddp", "lora", marks=pytest.mark.slow),
         pytest.param("tensor-parts", "fsdp", "shared", marks=pytest.mark.slow),
         pytest.param("fsdp", "tensor-parts", "separate", marks=pytest.mark.slow),
-        ("four-parts", "parts", "separate"),
+        pytest.param("four-parts", "parts", "separate", marks=pytest.mark.slow),
     ],
 )
 def test_t51_a_run_goes_on_under_another_strategy_on_other_ranks(

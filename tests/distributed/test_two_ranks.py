@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import lightning.pytorch as pl
 import numpy
@@ -34,11 +35,13 @@ VARIANTS = {
     "cut": {"ppo": {"microbatch_tokens": 25}},
     "sequence": {"ppo": {"loss_aggregation": "sequence"}},
 }
+CUT_SEQUENCES = {"ppo": {"microbatch_tokens": 25, "loss_aggregation": "sequence"}}
 
 
 def train(model_dir, folder, variant, *, buffer=None, num_prompts=7, ranks=2, **overrides):
     """Fit, and return parameters, sampled ids by response number, and the last statistics."""
-    settings = {k: dict(v) for k, v in VARIANTS[variant].items()}
+    given = VARIANTS | {"cut, sequence": CUT_SEQUENCES}
+    settings = {k: dict(v) for k, v in given[variant].items()}
     settings["policy"] = {"dtype": "float64", **settings.get("policy", {})}
     module = ppo_module(
         model_dir,
@@ -55,6 +58,7 @@ def train(model_dir, folder, variant, *, buffer=None, num_prompts=7, ranks=2, **
         ),
         strategy="ddp" if ranks > 1 else "auto",
         devices=ranks,
+        max_epochs=2,  # the second samples with what the first has trained
         enable_checkpointing=False,
     )
     ids = [
@@ -72,9 +76,18 @@ def train(model_dir, folder, variant, *, buffer=None, num_prompts=7, ranks=2, **
     return values, ids, stats
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_t40_t49_two_ranks_give_the_result_of_one(tiny_model_dir, tmp_path, variant):
+QUICK = [("gpt2", "separate"), ("llama", "shared"), ("llama", "lora"), ("gpt2", "cut, sequence")]
+# Each variant with the other family too, and the two of the last on their own.
+SLOW = [pair for pair in product(("gpt2", "llama"), VARIANTS) if pair not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
+)
+def test_t40_t49_two_ranks_give_the_result_of_one(request, tmp_path, family, variant):
     """Seven responses in three minibatches on two ranks: the same responses and parameters."""
+    tiny_model_dir = request.getfixturevalue(f"tiny_{family}_dir")
     alone, ids, stats = train(tiny_model_dir, tmp_path, variant, ranks=1)
     first, second = run_on_ranks(train, 2, tiny_model_dir, tmp_path, variant)
     for mine, theirs in zip(first[1], second[1], strict=True):
@@ -89,8 +102,20 @@ def test_t40_t49_two_ranks_give_the_result_of_one(tiny_model_dir, tmp_path, vari
         assert ours == pytest.approx(one, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(5, 3, 3), (3, 2, 3), (1, 3, 1)])
-def test_prompts_that_stay_together_do_so_on_two_ranks(tiny_model_dir, tmp_path, sizes):
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("gpt2", (5, 3, 3)),
+        ("llama", (3, 2, 3)),
+        ("gpt2", (1, 3, 1)),
+        # The same sizes with the other family.
+        pytest.param("llama", (5, 3, 3), marks=pytest.mark.slow),
+        pytest.param("gpt2", (3, 2, 3), marks=pytest.mark.slow),
+        pytest.param("llama", (1, 3, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_prompts_that_stay_together_do_so_on_two_ranks(request, tmp_path, family, sizes):
+    tiny_model_dir = request.getfixturevalue(f"tiny_{family}_dir")
     names = ("num_prompts", "responses_per_prompt", "num_minibatches")
     buffer = dict(zip(names, sizes, strict=True)) | {"shuffle": "prompts"}
     alone, _, _ = train(tiny_model_dir, tmp_path, "separate", buffer=buffer, ranks=1)
@@ -221,32 +246,37 @@ class StopOnOneRank(pl.Callback):
             trainer.should_stop = True
 
 
-def stopped_by_one_rank(model_dir, folder, strategy, hook, call):
-    callback = StopOnOneRank(hook, call)
-    data = data_module(val_prompts=["no", "what"])
-    recorder = fit_on_two(folder, ppo_module(model_dir), strategy, data, callbacks=[callback])
-    return [s.steps_taken for s in recorder.stats]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "hook", "call", "steps"),
-    [
-        ("ddp", "on_train_batch_end", 2, [2.0]),
-        ("fsdp", "on_train_batch_end", 2, [2.0]),
+STOPS = {
+    "ddp": [
+        ("on_train_batch_end", 2, [2.0]),
         # Before an iteration's first step: it is sampled, and ends with that step.
-        ("ddp", "on_train_epoch_start", 2, [4.0, 1.0]),
-        ("ddp", "on_rollout_end", 1, [1.0]),
+        ("on_train_epoch_start", 2, [4.0, 1.0]),
+        ("on_rollout_end", 1, [1.0]),
         # Between two iterations.
-        ("ddp", "on_validation_end", 1, [4.0]),
-        ("ddp", "on_train_epoch_end", 2, [4.0, 4.0]),
-        ("ddp", "on_train_start", 1, []),
+        ("on_validation_end", 1, [4.0]),
+        ("on_train_epoch_end", 2, [4.0, 4.0]),
+        ("on_train_start", 1, []),
     ],
-)
-def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(
-    tiny_llama_dir, tmp_path, strategy, hook, call, steps
-):
-    found = run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path, strategy, hook, call)
-    assert found == [steps, steps]
+    "fsdp": [("on_train_batch_end", 2, [2.0])],
+}
+
+
+def stopped_by_one_rank(model_dir, folder, strategy):
+    """One run after another, each of which is asked to stop elsewhere: the steps of each."""
+    found = []
+    for hook, call, _ in STOPS[strategy]:
+        callback = StopOnOneRank(hook, call)
+        data = data_module(val_prompts=["no", "what"])
+        module = ppo_module(model_dir)
+        recorder = fit_on_two(folder, module, strategy, data, callbacks=[callback])
+        found.append((hook, call, [s.steps_taken for s in recorder.stats]))
+    return found
+
+
+@pytest.mark.parametrize("strategy", STOPS)
+def test_t42_a_stop_that_one_rank_asks_for_is_every_ranks(tiny_llama_dir, tmp_path, strategy):
+    first, second = run_on_ranks(stopped_by_one_rank, 2, tiny_llama_dir, tmp_path, strategy)
+    assert first == second == STOPS[strategy]
 
 
 def stopped_early(model_dir, folder):
@@ -280,12 +310,15 @@ def test_a_strict_review_ends_all_ranks_with_its_message(tiny_llama_dir, tmp_pat
     assert run_on_ranks(strict_review, 2, tiny_llama_dir, tmp_path) == [True, True]
 
 
-def reductions_of_an_update(model_dir, folder, tokens):
-    """Buckets of gradients that ranks add up in one minibatch of several microbatches."""
-    module = ppo_module(model_dir, ppo={"num_update_epochs": 1, "microbatch_tokens": tokens})
-    counted = Counted()
-    fit_on_two(folder, module, "ddp", callbacks=[counted], max_epochs=1)
-    return counted.number
+def reductions_of_an_update(model_dir, folder):
+    """Buckets of gradients that ranks add up in a minibatch: whole, and of several microbatches."""
+    found = []
+    for tokens in (None, 20):
+        module = ppo_module(model_dir, ppo={"num_update_epochs": 1, "microbatch_tokens": tokens})
+        counted = Counted()
+        fit_on_two(folder, module, "ddp", callbacks=[counted], max_epochs=1)
+        found.append(counted.number)
+    return found
 
 
 class Counted(pl.Callback):
@@ -306,6 +339,5 @@ class Counted(pl.Callback):
 
 
 def test_t38_ranks_add_gradients_up_once_for_all_microbatches(tiny_llama_dir, tmp_path):
-    whole, _ = run_on_ranks(reductions_of_an_update, 2, tiny_llama_dir, tmp_path, None)
-    cut, _ = run_on_ranks(reductions_of_an_update, 2, tiny_llama_dir, tmp_path, 20)
+    (whole, cut), _ = run_on_ranks(reductions_of_an_update, 2, tiny_llama_dir, tmp_path)
     assert whole == cut > 0

@@ -10,7 +10,24 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-_PRELOAD = ["torch", "lightning.pytorch", "transformers", "ppo_lightning.modules", "deepspeed"]
+# What a run imports late is here as well: otherwise every process would import it for itself.
+_PRELOAD = [
+    "torch",
+    "torch.profiler",
+    "lightning.pytorch",
+    "transformers",
+    "transformers.processing_utils",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "peft",
+    "pytest",
+    "deepspeed",
+    "ppo_lightning.callbacks",
+    "ppo_lightning.modules",
+    "tests.helpers.everything",
+    "tests.helpers.sft_runs",
+    "tests.helpers.frozen",
+]
 TIMEOUT_SECONDS = 120
 
 

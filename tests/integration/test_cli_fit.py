@@ -1,6 +1,7 @@
 """The command line from config to files: everything in this process, with tiny models."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -255,22 +256,32 @@ KINDS = {
 }
 
 
-def train(monkeypatch, tmp_path, config, kind):
-    for key, value in KINDS[kind].items():
-        config = changed(config, key, value)
-    assert run(monkeypatch, tmp_path, "fit", config) == 0
-    return newest(tmp_path / "run") / "checkpoints/last.ckpt"
+@pytest.fixture(scope="module")
+def checkpoints(tiny_llama_dir, tmp_path_factory):
+    """By kind of run: its last checkpoint, which no test changes."""
+
+    @cache
+    def made(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        config = tiny_config(tiny_llama_dir, folder / "run")
+        for key, value in KINDS[kind].items():
+            config = changed(config, key, value)
+        with pytest.MonkeyPatch.context() as patch:
+            assert run(patch, folder, "fit", config) == 0
+        return newest(folder / "run") / "checkpoints/last.ckpt"
+
+    return made
 
 
 @pytest.fixture(params=list(KINDS))
-def trained(request, monkeypatch, tmp_path, config):
+def trained(request, checkpoints):
     """A checkpoint of each kind of run."""
-    return train(monkeypatch, tmp_path, config, request.param)
+    return checkpoints(request.param)
 
 
 @pytest.fixture
-def checkpoint(monkeypatch, tmp_path, config):
-    return train(monkeypatch, tmp_path, config, "full")
+def checkpoint(checkpoints):
+    return checkpoints("full")
 
 
 def test_exported_actor_and_critic_equal_those_of_the_run(monkeypatch, tmp_path, trained):
@@ -338,7 +349,7 @@ def test_export_refuses_what_it_must_not_replace(monkeypatch, tmp_path, checkpoi
     assert run_cli(monkeypatch, "export", checkpoint, target, "--overwrite") == 0
     assert (target / "model.safetensors").is_file()
     assert not (target / "diary.txt").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "out", "run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_failed_export_leaves_the_earlier_model(monkeypatch, tmp_path, checkpoint):
@@ -353,7 +364,7 @@ def test_a_failed_export_leaves_the_earlier_model(monkeypatch, tmp_path, checkpo
     with pytest.raises(OSError, match="disk full"):
         run_cli(monkeypatch, "export", checkpoint, target, "--overwrite")
     assert (target / "model.safetensors").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "out", "run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_folder_has_no_reference_of_its_own(monkeypatch, tiny_llama_dir, capsys):
@@ -365,14 +376,11 @@ def test_a_folder_has_no_reference_of_its_own(monkeypatch, tiny_llama_dir, capsy
     assert policy.removeprefix("policy") == reference.removeprefix("reference")
 
 
-def test_the_frozen_weights_must_be_those_of_the_run(
-    monkeypatch, tmp_path, config, tiny_llama_dir, capsys
-):
+def test_the_frozen_weights_must_be_those_of_the_run(monkeypatch, tmp_path, checkpoints, capsys):
     from tests.helpers.tiny_models import build_llama
 
-    checkpoint = train(monkeypatch, tmp_path, config, "lora")
     other = build_llama(tmp_path / "other", initializer_range=0.1)
-    arguments = ["export", checkpoint, tmp_path / "out", "--policy-path", other]
+    arguments = ["export", checkpoints("lora"), tmp_path / "out", "--policy-path", other]
     assert run_cli(monkeypatch, *arguments) == 2
     assert "differ from those" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -407,6 +415,7 @@ def test_another_architecture_is_no_starting_model(
 
 def test_a_file_is_no_folder_to_export_to(monkeypatch, tmp_path, checkpoint, capsys):
     target = tmp_path / "c.yaml"
+    target.touch()
     for path, said in ((target, "is a file."), (target / "x", "File exists")):
         assert run_cli(monkeypatch, "export", checkpoint, path) == 2
         assert f"`{target}`" in (text := capsys.readouterr().err)

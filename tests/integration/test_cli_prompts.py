@@ -1,5 +1,6 @@
 """What a config may give as prompts."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -52,17 +53,19 @@ LOOKS_LIKE = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", LOOKS_LIKE)
-def test_no_file_is_taken_for_a_piece_of_config(monkeypatch, capsys, config, setting, name):
+def test_no_file_is_taken_for_a_piece_of_config(monkeypatch, capsys, config, name):
     Path(name).write_text(LOOKS_LIKE[name], encoding="utf-8")
     config = changed(config, "model.class_path", "ppo_lightning.modules.PPOModule")
-    found = printed(monkeypatch, capsys, changed(config, setting, name))
+    for setting in SETTINGS:
+        config = changed(config, setting, name)
+    found = printed(monkeypatch, capsys, config)
     again = printed(monkeypatch, capsys, found)
-    for place in (found, again):
+    for setting, whole in product(SETTINGS, (found, again)):
+        place = whole
         for key in setting.split("."):
             place = place[key]
-        assert place == name
+        assert place == name, setting
 
 
 def read_records(monkeypatch, folder, config, **given):

@@ -67,15 +67,14 @@ def test_t53_a_steered_run_resumes_bitwise(tiny_llama_dir, tmp_path, variant):
     whole, recorded = run(tmp_path / "whole", tiny_llama_dir, variant)
     assert {entry["dial"] for entry in whole.controls.journal} == DIALS[variant]
     assert len(whole.controls.journal) >= 2
-    for after in (1, 3):
-        file = tmp_path / f"whole/checkpoints/epoch={after - 1}.ckpt"
-        module, resumed = run(tmp_path / f"resumed{after}", tiny_llama_dir, variant, ckpt=file)
-        assert [s.iteration for s in resumed.stats] == list(range(after, EPOCHS))
-        for now, then in zip(resumed.stats, recorded.stats[after:], strict=True):
-            assert comparable(now) == comparable(then)
-        assert module.controls.state_dict() == whole.controls.state_dict()
-        for name, value in parameters(whole).items():
-            assert value.equal(dict(module.named_parameters())[name]), name
+    file = tmp_path / f"whole/checkpoints/epoch={EPOCHS // 2 - 1}.ckpt"
+    module, resumed = run(tmp_path / "resumed", tiny_llama_dir, variant, ckpt=file)
+    assert [s.iteration for s in resumed.stats] == list(range(EPOCHS // 2, EPOCHS))
+    for now, then in zip(resumed.stats, recorded.stats[EPOCHS // 2 :], strict=True):
+        assert comparable(now) == comparable(then)
+    assert module.controls.state_dict() == whole.controls.state_dict()
+    for name, value in parameters(whole).items():
+        assert value.equal(dict(module.named_parameters())[name]), name
 
 
 def test_beta_of_the_next_buffer_is_the_adapted_one(tiny_llama_dir, tmp_path):

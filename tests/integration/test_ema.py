@@ -72,7 +72,17 @@ def apart(one, other):
     return any(not value.equal(other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "variant"),
+    [
+        ("gpt2", "full"),
+        ("llama", "lora"),
+        # Each of the above with the other.
+        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
+        pytest.param("llama", "full", marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_the_average_is_that_of_the_iterates_and_answers_in_validation(
     tiny_model_dir, tmp_path, variant
 ):

@@ -54,32 +54,41 @@ def plain(tiny_model_dir, tmp_path_factory):
     return parameters(module)
 
 
+SETTINGS = (
+    {"ppo": {"objective": "penalty"}},
+    {"ppo": {"clip_range_high": 0.3, "dual_clip": 3.0, "ent_coef": 0.01}},
+    {"ppo": {"loss_aggregation": "sequence", "value_clip_range": None}},
+    {"ppo": {"value_huber_delta": 1.0, "value_gae_lambda": 1.0, "bootstrap_truncated": True}},
+    {"ppo": {"whiten_advantages": False}},
+    {"critic_model": {"kind": "shared", "trunk_grad_scale": 0.5}},
+    {"policy": {"lora": LoraConfig(rank=4)}, "critic_model": {"kind": "shared"}},
+    {"policy": {"gradient_checkpointing": True}},
+    {"kl": KLConfig(estimator="full")},
+    {"kl": KLConfig(estimator="k2")},
+    {"kl": KLConfig(estimator="k3", placement="last")},
+    {"kl": KLConfig(estimator="abs")},
+    {"kl": KLConfig(estimator="k2", placement="loss")},
+    {"kl": KLConfig(estimator="full", placement="loss")},
+    {"reward_processing": RewardProcessing(normalize="batch", missing_eos_penalty=0.5)},
+    {
+        "reward_processing": RewardProcessing(mask_truncated=True),
+        "sampling": {"stop_token_ids": range(5, 35)},  # so that some do end
+    },
+    {"actor": GroupConfig(lr=1e-3, warmup=2, schedule="cosine", max_grad_norm=None)},
+    {"optimizer": OptimizerConfig(name="SGD", options={"momentum": 0.9})},
+)
+
+
+def each_with_one_family():
+    """Settings and families in turn; a setting with the other family is for the slow tests."""
+    for number, settings in enumerate(SETTINGS):
+        for place, family in enumerate(("gpt2", "llama")):
+            other = () if number % 2 == place else pytest.mark.slow
+            yield pytest.param(family, settings, marks=other, id=f"{family}-{settings}")
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"ppo": {"objective": "penalty"}},
-        {"ppo": {"clip_range_high": 0.3, "dual_clip": 3.0, "ent_coef": 0.01}},
-        {"ppo": {"loss_aggregation": "sequence", "value_clip_range": None}},
-        {"ppo": {"value_huber_delta": 1.0, "value_gae_lambda": 1.0, "bootstrap_truncated": True}},
-        {"ppo": {"whiten_advantages": False}},
-        {"critic_model": {"kind": "shared", "trunk_grad_scale": 0.5}},
-        {"policy": {"lora": LoraConfig(rank=4)}, "critic_model": {"kind": "shared"}},
-        {"policy": {"gradient_checkpointing": True}},
-        {"kl": KLConfig(estimator="full")},
-        {"kl": KLConfig(estimator="k2")},
-        {"kl": KLConfig(estimator="k3", placement="last")},
-        {"kl": KLConfig(estimator="abs")},
-        {"kl": KLConfig(estimator="k2", placement="loss")},
-        {"kl": KLConfig(estimator="full", placement="loss")},
-        {"reward_processing": RewardProcessing(normalize="batch", missing_eos_penalty=0.5)},
-        {
-            "reward_processing": RewardProcessing(mask_truncated=True),
-            "sampling": {"stop_token_ids": range(5, 35)},  # so that some do end
-        },
-        {"actor": GroupConfig(lr=1e-3, warmup=2, schedule="cosine", max_grad_norm=None)},
-        {"optimizer": OptimizerConfig(name="SGD", options={"momentum": 0.9})},
-    ],
-    ids=str,
+    ("tiny_model_dir", "settings"), [*each_with_one_family()], indirect=["tiny_model_dir"]
 )
 def test_every_setting_runs_and_changes_the_result(tiny_model_dir, plain, tmp_path, settings):
     module = ppo_module(tiny_model_dir, **settings)
@@ -116,7 +125,17 @@ def test_t35_what_the_critic_says_at_padding_reaches_nothing(tiny_model_dir, tmp
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "aggregation"),
+    [
+        ("gpt2", "token"),
+        ("llama", "sequence"),
+        # Each of the above with the other.
+        pytest.param("gpt2", "sequence", marks=pytest.mark.slow),
+        pytest.param("llama", "token", marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_t38_microbatches_do_not_change_the_parameters(tiny_model_dir, tmp_path, aggregation):
     """Whole minibatches, and cut by three budgets, in float64: equal to rounding (T39 as well).
 
@@ -328,7 +347,8 @@ def test_the_kl_limit_stops_an_update_before_the_step(tiny_model_dir, tmp_path, 
 
 def test_same_seed_same_run_bitwise(tiny_model_dir, tmp_path):
     first, second = ppo_module(tiny_model_dir), ppo_module(tiny_model_dir)
-    runs = [fit(tmp_path, m, data_module(), enable_checkpointing=False) for m in (first, second)]
+    options = {"max_epochs": 2, "enable_checkpointing": False}
+    runs = [fit(tmp_path, m, data_module(), **options) for m in (first, second)]
     for name, value in parameters(first).items():
         assert value.equal(dict(second.named_parameters())[name]), name
     ids = [[c.rollout.response_ids.tolist() for c in run.collected] for run in runs]

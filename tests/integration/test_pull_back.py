@@ -67,8 +67,21 @@ def assert_same(one, other, **tolerance):
 EXACT = {"rtol": 0, "atol": 0}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("weight", [0.25, 1.0])
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "variant", "weight"),
+    [
+        ("gpt2", "full", 0.25),
+        ("llama", "lora", 0.25),
+        ("gpt2", "lora", 1.0),
+        ("llama", "full", 1.0),
+        # Each of the above with the other family.
+        pytest.param("llama", "full", 0.25, marks=pytest.mark.slow),
+        pytest.param("gpt2", "lora", 0.25, marks=pytest.mark.slow),
+        pytest.param("llama", "lora", 1.0, marks=pytest.mark.slow),
+        pytest.param("gpt2", "full", 1.0, marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_the_actor_goes_its_share_of_the_way_back(tiny_model_dir, tmp_path, variant, weight):
     module, seen, recorder = run(tmp_path, tiny_model_dir, variant, weight=weight)
     (entry,) = module.controls.journal

@@ -1,5 +1,7 @@
 """The reference follows the actor."""
 
+from functools import cache
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -40,7 +42,29 @@ def run(folder, model_dir, variant="full", *, ckpt=None, epochs=4, callback=None
     return module, watcher, recorder
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.fixture(scope="module")
+def finished(tiny_llama_dir, tmp_path_factory):
+    """By variant: a run of four iterations that each test only looks at, and its folder."""
+
+    @cache
+    def made(variant):
+        folder = tmp_path_factory.mktemp(variant)
+        return *run(folder, tiny_llama_dir, variant), folder / "checkpoints"
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "variant"),
+    [
+        ("gpt2", "full"),
+        ("llama", "lora"),
+        # Each of the above with the other.
+        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
+        pytest.param("llama", "full", marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_the_reference_becomes_the_actor_and_stays(tiny_model_dir, tmp_path, variant):
     module, seen, recorder = run(tmp_path, tiny_model_dir, variant)
     (entry,) = module.controls.journal
@@ -73,11 +97,11 @@ def comparable(stats):
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_resume_is_bitwise(tiny_llama_dir, tmp_path, variant):
+def test_resume_is_bitwise(tiny_llama_dir, tmp_path, finished, variant):
     """Before the refresh that is due, after it, and an iteration later; held-out answers too."""
-    whole, seen, recorded = run(tmp_path / "whole", tiny_llama_dir, variant)
+    whole, seen, recorded, folder = finished(variant)
     for after in (1, 2, 3):
-        file = tmp_path / f"whole/checkpoints/epoch={after - 1}.ckpt"
+        file = folder / f"epoch={after - 1}.ckpt"
         again, then, resumed = run(tmp_path / f"{after}", tiny_llama_dir, variant, ckpt=file)
         assert torch.equal(seen.reference[-1], then.reference[-1])
         for now, one in zip(resumed.stats, recorded.stats[after:], strict=True):
@@ -87,11 +111,10 @@ def test_resume_is_bitwise(tiny_llama_dir, tmp_path, variant):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_checkpoints_hold_what_is_the_references_own(tiny_llama_dir, tmp_path):
+def test_checkpoints_hold_what_is_the_references_own(finished):
     for variant in VARIANTS:
-        module, *_ = run(tmp_path / variant, tiny_llama_dir, variant, epochs=3)
+        module, _, _, folder = finished(variant)
         trained = {n for n, p in module.networks.actor.named_parameters() if p.requires_grad}
-        folder = tmp_path / variant / "checkpoints"
         for epoch, expected in ((1, set()), (2, trained)):
             file = torch.load(folder / f"epoch={epoch}.ckpt", weights_only=True)
             assert set(file["callbacks"]["RefreshReference"]["weights"]) == expected
@@ -99,25 +122,27 @@ def test_checkpoints_hold_what_is_the_references_own(tiny_llama_dir, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_going_on_without_the_callback_is_refused(tiny_llama_dir, tmp_path, variant):
+def test_going_on_without_the_callback_is_refused(tiny_llama_dir, tmp_path, finished, variant):
     """The reference would be another one, and nobody would be told."""
-    run(tmp_path / "a", tiny_llama_dir, variant, epochs=3)
+    file = finished(variant)[-1] / "epoch=2.ckpt"
     module = ppo_module(tiny_llama_dir, **VARIANTS[variant])
-    file = tmp_path / "a/checkpoints/epoch=2.ckpt"
     # Lightning warns of the state that no callback asks for, ours raises.
     with (
         pytest.warns(UserWarning, match="RefreshReference"),
         pytest.raises(CheckpointError, match=r"or `RefreshReference` in `trainer\.callbacks` if"),
     ):
-        fit(tmp_path / "b", module, data_module(), ckpt=file)
+        fit(tmp_path, module, data_module(), ckpt=file)
 
 
-def test_test_of_a_checkpoint_measures_against_the_refreshed_reference(tiny_llama_dir, tmp_path):
-    _, seen, _ = run(tmp_path, tiny_llama_dir, "lora", epochs=3)
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_test_of_a_checkpoint_measures_against_the_refreshed_reference(
+    tiny_llama_dir, tmp_path, finished
+):
+    _, seen, _, folder = finished("lora")
     module = ppo_module(tiny_llama_dir, **VARIANTS["lora"])
     tester = trainer(tmp_path, callbacks=[RefreshReference(every_n_iterations=2)])
     data = data_module(val_prompts=["no"])
-    tester.test(module, data, ckpt_path=tmp_path / "checkpoints/epoch=2.ckpt", verbose=False)
+    tester.test(module, data, ckpt_path=folder / "epoch=2.ckpt", verbose=False)
     found = module.reference.logprobs(BATCH, temperature=1.0).logprobs
     assert torch.equal(found, seen.reference[-1])
 

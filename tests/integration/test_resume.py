@@ -48,7 +48,23 @@ def comparable(stats):
 
 # Lightning says that files of another folder are not tracked any more: these resume elsewhere.
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "variant"),
+    [
+        ("gpt2", "separate"),
+        ("llama", "shared"),
+        ("llama", "lora"),
+        ("gpt2", "kl_stopped"),
+        ("llama", "penalty"),
+        # Each variant with the other family.
+        pytest.param("llama", "separate", marks=pytest.mark.slow),
+        pytest.param("gpt2", "shared", marks=pytest.mark.slow),
+        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
+        pytest.param("llama", "kl_stopped", marks=pytest.mark.slow),
+        pytest.param("gpt2", "penalty", marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_resume_is_bitwise(tiny_model_dir, tmp_path, variant):
     """T51, T52, T53: weights, moments, schedules, data order, random numbers, from every file."""
     whole, recorded = run(tmp_path / "whole", tiny_model_dir, variant)

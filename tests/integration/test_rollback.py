@@ -84,6 +84,11 @@ def test_spoiled_weights_are_undone_bitwise(tiny_llama_dir, tmp_path, variant, s
     assert kept == [0, 1, 4], "running levels are of healthy iterations"
 
 
+@pytest.mark.parametrize(
+    "tiny_model_dir",
+    ["llama", pytest.param("gpt2", marks=pytest.mark.slow)],  # the cuts know nothing of models
+    indirect=True,
+)
 def test_the_run_ends_better_than_without_and_its_cuts_stay(tiny_model_dir, tmp_path):
     fault, callback = SpoiledWeights(2), rollback()
     _, stats, after = run(tmp_path / "with", tiny_model_dir, fault, rollback=callback)
@@ -324,7 +329,11 @@ def test_what_a_killed_run_left_of_a_snapshot_goes(tiny_llama_dir, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")  # it is resumed in its own folder
-@pytest.mark.parametrize("storage", ["memory", "disk"])
+@pytest.mark.parametrize(
+    "storage",
+    # A checkpoint holds no snapshots of either; those in memory are the simpler ones.
+    ["disk", pytest.param("memory", marks=pytest.mark.slow)],
+)
 def test_a_run_resumed_after_a_rollback_is_the_same_run(tiny_llama_dir, tmp_path, storage):
     """A second fault comes after the resumption; its state must be found and factors be kept."""
 

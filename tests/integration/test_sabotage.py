@@ -40,6 +40,8 @@ def test_a_rate_far_too_high_is_cut(run):
     assert kl(treated) < 5
 
 
+# A rollback that raises the penalty is in test_rollback.py too; this one takes twenty iterations.
+@pytest.mark.slow
 def test_a_reward_with_a_hole_is_left_before_the_policy_is_far_away(run):
     assert kl(run("hacking", "without", 10, speed=2, prompts=48)) > 10
     treated = run("hacking", "go_on", 10, speed=2, prompts=48)
@@ -48,6 +50,8 @@ def test_a_reward_with_a_hole_is_left_before_the_policy_is_far_away(run):
     assert kl(treated) < 8
 
 
+# The same mechanism as against the rate above, in sixteen iterations.
+@pytest.mark.slow
 def test_a_policy_that_runs_away_is_called_back(run):
     assert kl(run("kl_runaway", "without", 8, speed=3, prompts=48)) > 12
     treated = run("kl_runaway", "rollback", 8, speed=3, prompts=48)
@@ -55,6 +59,8 @@ def test_a_policy_that_runs_away_is_called_back(run):
     assert kl(treated) < 9
 
 
+# The law is in test_entropy_target.py and a run of it in test_controllers.py; this is the longest.
+@pytest.mark.slow
 def test_a_falling_entropy_is_held_up(run):
     untreated = run("entropy_collapse", "without", 13, speed=1.5, prompts=48)
     treated = run("entropy_collapse", "target", 13, speed=1.5, prompts=48)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -76,8 +77,20 @@ def test_every_step_reads_a_stretch_of_the_epochs_order(tiny_gpt2_dir, tmp_path)
     assert first != second
 
 
-@pytest.mark.parametrize("budget", [None, 12, 40])
-@pytest.mark.parametrize("packing", [False, True])
+CUTS = list(product((False, True), (None, 12, 40)))
+
+
+def each_with_one_family():
+    """Cuts and families in turn; a cut with the other family is for the slow tests."""
+    for number, (packing, budget) in enumerate(CUTS):
+        for place, family in enumerate(("gpt2", "llama")):
+            other = () if number % 2 == place else pytest.mark.slow
+            yield pytest.param(family, packing, budget, marks=other)
+
+
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "packing", "budget"), [*each_with_one_family()], indirect=["tiny_model_dir"]
+)
 def test_t38_cut_and_packing_leave_the_step_alone(tiny_model_dir, tmp_path, budget, packing):
     """However a step is cut into passes, or its rows are filled: the same weights."""
     options = {"policy": {"dtype": "float64"}, **SGD}
@@ -123,7 +136,17 @@ def test_t39_a_step_is_one_mean_over_its_tokens(tiny_gpt2_dir, tmp_path):
     assert recorder.rows[0].tokens == count
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
+@pytest.mark.parametrize(
+    ("tiny_model_dir", "lora"),
+    [
+        ("gpt2", None),
+        ("llama", LoraConfig(rank=4)),
+        # Each of the above with the other.
+        pytest.param("gpt2", LoraConfig(rank=4), marks=pytest.mark.slow),
+        pytest.param("llama", None, marks=pytest.mark.slow),
+    ],
+    indirect=["tiny_model_dir"],
+)
 def test_a_run_resumed_at_any_step_is_the_run_that_never_stopped(tiny_model_dir, tmp_path, lora):
     """Bitwise, from the middle and from the end of an epoch, with a schedule and Adam."""
     options = {"policy": {"lora": lora}, "actor": GroupConfig(lr=1e-2, warmup=2, schedule="cosine")}

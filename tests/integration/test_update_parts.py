@@ -256,8 +256,16 @@ def test_prompts_without_spread_are_left_out(tmp_path, tiny_llama_dir):
     assert collected.experience.sequences.response_mask.any(1).equal(differing)
 
 
-@pytest.mark.parametrize("warmup", [0, 6])
-@pytest.mark.parametrize("ill", [1, 2])
+@pytest.mark.parametrize(
+    ("ill", "warmup"),
+    [
+        (1, 6),
+        (2, 0),
+        # Each of the above with the other.
+        pytest.param(1, 0, marks=pytest.mark.slow),
+        pytest.param(2, 6, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rollback_in_or_after_the_warmup_keeps_the_schedule(
     tmp_path, tiny_llama_dir, warmup, ill
 ):

@@ -23,6 +23,13 @@ def config(policy, tmp_path):
 
 
 @pytest.fixture
+def remembering(monkeypatch):
+    """One estimator for all calls, which remembers the passes of runs that it has seen."""
+    shared = Estimator()
+    monkeypatch.setattr("ppo_lightning.estimate.Estimator", lambda: shared)
+
+
+@pytest.fixture
 def tell(monkeypatch, tmp_path, capsys):
     def run(config, *options):
         path = write_config(tmp_path / "c.yaml", config)
@@ -61,9 +68,10 @@ def test_nothing_is_written_or_loaded(tell, config, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_fits_is_said_and_what_does_not_is_mended(tell, config, monkeypatch):
-    shared = Estimator()  # remembers the passes of the run that is asked about three times
-    monkeypatch.setattr("ppo_lightning.estimate.Estimator", lambda: shared)
+# The search is in test_changes.py, and what is said of it in the test on a GPU below.
+@pytest.mark.slow
+@pytest.mark.usefixtures("remembering")
+def test_what_fits_is_said_and_what_does_not_is_mended(tell, config):
     assert tell(config, "--fit", "2")[1].out.splitlines()[-1].startswith("It fits 2048 MB: ")
     # Long responses: nearly all is theirs, and shorter microbatches make room.
     config = changed(config, "model.init_args.sampling.max_new_tokens", 100)
@@ -169,6 +177,7 @@ def test_a_cluster_is_told_memory_traffic_and_time(tell, config):
     assert "It fits 67.1 GB" in said.out  # 90 % of 80e9 bytes
 
 
+@pytest.mark.usefixtures("remembering")
 def test_what_each_option_of_a_cluster_changes(tell, config):
     def told(*options):
         return json.loads(tell(config, "--json", *FSDP, *options)[1].out)
@@ -209,6 +218,7 @@ def test_a_model_that_is_not_on_the_disk(tell, config, monkeypatch):
     assert found["stages"]["load"]["actor"] >= 4 * small["tiny"].parameters
 
 
+@pytest.mark.usefixtures("remembering")
 def test_what_does_not_fit_a_gpu_is_told_with_the_way_out(tell, config):
     options = [*FSDP[2:], "--trainer.strategy", "ddp", "--hardware"]
     found = json.loads(tell(config, "--json", *options, "h100")[1].out)
