@@ -26,6 +26,7 @@ from ppo_lightning.modules.export_model import ExportModel
 from ppo_lightning.modules.histogram_file import HistogramFile
 from ppo_lightning.modules.metrics_file import MetricsFile, run_folder
 from ppo_lightning.modules.score_report import ScoreReport
+from ppo_lightning.modules.shared_gradients import SharedGradients
 from ppo_lightning.modules.watchdog import Watchdog
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "RollbackReport",
     "SampleTexts",
     "ScoreReport",
+    "SharedGradients",
     "StageProgress",
     "StageTime",
     "Throughput",

@@ -48,6 +48,7 @@ from ppo_lightning.distributed.shards import (
     spans_peers,
     whole,
 )
+from ppo_lightning.distributed.shared_mean import average_in_shared_memory
 from ppo_lightning.distributed.trees import first_of_tied, in_shards, mapped, whole_on_cpu
 from ppo_lightning.distributed.watch import LOST_RANK, Watch
 
@@ -65,6 +66,7 @@ __all__ = [
     "all_reduce_sum",
     "any_rank",
     "as_shard",
+    "average_in_shared_memory",
     "fault_point",
     "first_of_tied",
     "forget_passes",

@@ -72,8 +72,8 @@ class TimeStats:
         "seconds of the iteration that a rank has waited for others in sums, agreed decisions and "
         "gathered texts of this package, transfer included, divided by all its seconds; of several "
         "ranks only",
-        note="sums of gradients by the strategy are not in it, nor sums on a GPU, whose host goes "
-        "on; a rank that never waits keeps the others waiting",
+        note="sums of gradients that the strategy makes are not in it (in shared memory they are), "
+        "nor sums on a GPU, whose host goes on; a rank that never waits keeps the others waiting",
     )
 
 

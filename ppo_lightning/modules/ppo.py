@@ -63,6 +63,7 @@ from ppo_lightning.modules.review import check_together, review_run
 from ppo_lightning.modules.run_safety import run_callbacks
 from ppo_lightning.modules.score_report import ScoreReport
 from ppo_lightning.modules.sharded_strategy import check_shardable, mesh_of
+from ppo_lightning.modules.shared_gradients import SharedGradients
 from ppo_lightning.modules.stages import call_listeners
 from ppo_lightning.modules.staleness import EndEngine, check_staleness
 from ppo_lightning.modules.start import review_first_buffer
@@ -279,8 +280,8 @@ class PPOModule(UpdateSteps):
             check_monitors(self)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         given = {type(callback) for callback in callbacks}
-        writers = (MetricsFile, HistogramFile, ScoreReport, EndEngine)
-        return own + [w() for w in writers if not any(issubclass(kind, w) for kind in given)]
+        added = (MetricsFile, HistogramFile, ScoreReport, EndEngine, SharedGradients)
+        return own + [c() for c in added if not any(issubclass(kind, c) for kind in given)]
 
     @override
     def configure_model(self) -> None:

@@ -37,6 +37,7 @@ from ppo_lightning.modules.optim import (
 )
 from ppo_lightning.modules.owed import go_back, owed_now
 from ppo_lightning.modules.run_safety import run_callbacks
+from ppo_lightning.modules.shared_gradients import SharedGradients
 from ppo_lightning.modules.stages import StageClock, call_listeners
 from ppo_lightning.modules.supervised_log import HeldOutLog, StepLog
 from ppo_lightning.modules.trainer_checks import check_data, check_supervised_trainer, spare_copies
@@ -181,8 +182,8 @@ class SupervisedModule(pl.LightningModule):
         check_supervised_trainer(self.trainer, type(self).__name__, next(iter(self.groups)))
         check_data(self.trainer, type(self).__name__, self.kind)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, MetricsFile) for callback in callbacks):
-            own.append(MetricsFile())
+        added = (MetricsFile, SharedGradients)
+        own += [c() for c in added if not any(isinstance(given, c) for given in callbacks)]
         if self.trainer.state.fn == "fit":
             check_monitors(self)
         return [*own, *export_callback(self.trainer)]

@@ -20,6 +20,8 @@ from ppo_lightning.distributed import gather_objects, num_replicas
 from ppo_lightning.types import Experience, Sequences
 
 _PROMPT = ("prompt_ids", "prompt_mask")
+NEAR = 0.002
+"""Two shares that differ by this part of one are as good as equal."""
 
 
 def rows_of_all_replicas(experience: Experience) -> Experience:
@@ -41,7 +43,10 @@ def rows_of_all_replicas(experience: Experience) -> Experience:
 
 
 def balanced_shares(costs: Sequence[float], shares: int) -> list[list[int]]:
-    """Share items out so that the shares cost about the same: the dearest first, to the cheapest.
+    """Share items out so that the shares cost about the same.
+
+    The dearest item goes first, each to the share that is the cheapest by then; at the end the
+    dearest and the cheapest share exchange items as long as that brings them together.
 
     Args:
         costs: Of each item, above 0.
@@ -59,7 +64,32 @@ def balanced_shares(costs: Sequence[float], shares: int) -> list[list[int]]:
         spent, share = heapq.heappop(cheapest)
         found[share].append(item)
         heapq.heappush(cheapest, (spent + costs[item], share))
+    near = NEAR * sum(costs) / shares
+    while _brought_together(found, costs, near):
+        pass
     return [sorted(items) for items in found]
+
+
+def _brought_together(found: list[list[int]], costs: Sequence[float], near: float) -> bool:
+    """Let the dearest share give the cheapest an item, maybe for another one, if that helps."""
+    spent = [sum(costs[item] for item in items) for items in found]
+    dear, cheap = spent.index(max(spent)), spent.index(min(spent))
+    gap = spent[dear] - spent[cheap]
+    if gap <= near:
+        return False
+    # Index -1 is nothing in return.
+    pairs = ((given, back) for given in found[dear] for back in (-1, *found[cheap]))
+    moved = {(g, b): costs[g] - (costs[b] if b >= 0 else 0.0) for g, b in pairs}
+    helping = {pair: cost for pair, cost in moved.items() if 0 < cost < gap}
+    if not helping:
+        return False
+    given, back = min(helping, key=lambda pair: (abs(gap - 2 * helping[pair]), pair))
+    found[dear].remove(given)
+    found[cheap].append(given)
+    if back >= 0:
+        found[cheap].remove(back)
+        found[dear].append(back)
+    return True
 
 
 def share_of(

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ppo_lightning.distributed import fault_point
+from ppo_lightning.distributed import fault_point, shared_mean
 from ppo_lightning.distributed.faults import FAULT_VARIABLE
 from ppo_lightning.modules import collection
 from ppo_lightning.rollout.engines import slots
@@ -34,7 +34,8 @@ def exit_codes(
         num_ranks: Processes; with one there is no process group.
         faults: ``name:count:signal`` by rank. Names are those of the package's fault points, and
             ``decode`` (before a token is sampled), ``score`` (before the networks score a buffer),
-            ``step`` (before the optimiser's step) and ``save`` (on all ranks, before one writes).
+            ``sum`` (before gradients in shared memory are added up), ``step`` (before the
+            optimiser's step) and ``save`` (on all ranks, before one writes).
         log: Gets what the processes print.
 
     Returns:
@@ -107,5 +108,6 @@ def _add_places() -> None:
 
     slots.step_slots = decode
     _hit_before(collection, "score_with_networks", "score")
+    _hit_before(shared_mean, "_average_blocks", "sum")
     _hit_before(Strategy, "save_checkpoint", "save")
     register_optimizer_step_pre_hook(lambda *_: fault_point("step"))
