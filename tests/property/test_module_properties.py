@@ -32,6 +32,7 @@ SEEDS = st.integers(0, 2**31 - 1)
 COEFFICIENTS = Coefficients(
     clip_low=0.2, clip_high=0.2, ent_coef=0.01, kl_coef=0.05, penalty_coef=1.0
 )
+TEMPERATURE = 0.8
 VOCABULARY = 50  # ids that both families know
 
 
@@ -68,7 +69,8 @@ def sampled(seed: int, *, padding: int = 0) -> Rollout:
         lengths = torch.randint(low, high + 1, (5,), generator=generator).tolist()
         return [torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
-    return rollout_of(rows(1, 5), prompts=rows(1, 6), padding=padding)
+    found = rollout_of(rows(1, 5), prompts=rows(1, 6), padding=padding)
+    return replace(found, temperature=TEMPERATURE)
 
 
 def padded_with(rollout: Rollout, seed: int) -> Rollout:
@@ -92,7 +94,7 @@ def scores_of(setup: Setup, sequences: Sequences, max_tokens: int | None = None)
         sequences,
         networks=setup.networks,
         reference=setup.reference,
-        temperature=0.8,
+        temperature=TEMPERATURE,
         estimator="full",
         max_tokens=max_tokens,
     )
