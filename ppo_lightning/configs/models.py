@@ -60,8 +60,9 @@ class PolicyConfig:
         fused_layers: Norm rows in one operation each way, and turn queries and keys without moving
             their halves, where the family's RMS norms and rotary positions are of the usual kind
             (found out when the model is loaded); let linear layers multiply by oneDNN on processors
-            of AMD with AVX-512. False leaves these layers to the family's own code, which is slower
-            and the same up to rounding.
+            of AMD with AVX-512; let the last block leave out tokens that nobody asks about. False
+            leaves these layers to the family's own code, which is slower and the same up to
+            rounding.
         lora: Train adapters instead of the weights.
         quantization: Keep the frozen linear layers under adapters in eight bits (``int8``) or four
             (``nf4``, QLoRA; needs the package ``bitsandbytes``). They are computed in the dtype of

@@ -26,8 +26,8 @@ class BackboneConfig(PolicyConfig):
         fused_layers: Norm rows in one operation each way, and turn queries and keys without moving
             their halves, where the family's RMS norms and rotary positions are of the usual kind
             (found out when the model is loaded); let linear layers multiply by oneDNN on processors
-            of AMD with AVX-512. False leaves these layers to the family's own code, which is slower
-            and the same up to rounding.
+            of AMD with AVX-512; let the last block leave out all tokens but the last. False leaves
+            these layers to the family's own code, which is slower and the same up to rounding.
         lora: Train adapters and the head instead of all weights.
         quantization: Of a policy.
         cache_frozen_trunk: Of a policy.

@@ -68,7 +68,7 @@ class Networks:
         if trained.critic is not None:
             trunks.append(trained.critic.backbone)
         for trunk in {id(trunk): trunk for trunk in trunks}.values():
-            guess_reading(trunk, packing=run.policy.padding_free)
+            guess_reading(trunk, packing=run.policy.padding_free, narrow=_leaves_tokens_out(run))
         if run.policy.cache_frozen_trunk:
             guess_frozen_trunk(trained.causal_lm)
         for network in (trained, frozen, *(model for _, model in scorers)):
@@ -97,6 +97,11 @@ class Networks:
             tally.claim(_weights(model), "reward models")
         kind = ELSEWHERE if self.offloaded else "optimiser states"
         tally.claim(_states(self.optimizer), kind)
+
+
+def _leaves_tokens_out(run: Run) -> bool:
+    """Whether last blocks may: they compute all tokens where they are compiled or in shards."""
+    return run.policy.fused_layers and not (run.policy.compile or run.strategy.cuts_weights)
 
 
 def _scorer(model: RewardModel) -> nn.Module:

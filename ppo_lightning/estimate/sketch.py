@@ -16,15 +16,16 @@ from ppo_lightning.estimate.sharding import on_one_rank
 from ppo_lightning.estimate.sizes import Sizes, combined
 from ppo_lightning.estimate.stages import StagePeak
 
-DEPTHS = (2, 3)
-"""Blocks of the models that are tried."""
+DEPTHS = (3, 4)
+"""Blocks of the models that are tried. A first block holds less than those behind it, and a last
+one computes fewer tokens: there must be one between them."""
 
 
 class SketchEstimator:
     """Predicts runs whose policy is an architecture, whatever their ``policy.path`` says.
 
     All that a pass keeps is of one block, or outside of them, so it grows by equal amounts from
-    block to block: two shallow models tell that of a deep one.
+    block to block in the middle: two shallow models tell that of a deep one.
 
     Args:
         architecture: Of the policy; critic and reference follow it unless they have a path, and

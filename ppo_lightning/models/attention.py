@@ -146,7 +146,7 @@ def _spread(heads: Tensor, packing: Packing) -> Tensor:
         tokens = tokens.index_select(0, packing.tokens)
     elif packing.cells is not None:
         count = len(packing.lengths) * packing.width
-        tokens = _Scatter.apply(tokens, packing.cells, count)  # type: ignore[no-untyped-call]
+        tokens = scattered_rows(tokens, packing.cells, count)
     rows = tokens.reshape(len(packing.lengths), packing.width, *tokens.shape[1:])
     return rows.transpose(1, 2)
 
@@ -155,7 +155,7 @@ def _gathered(seen: Tensor, packing: Packing) -> Tensor:
     """Undo ``_spread``, heads behind tokens. ``[B, h, width, d]`` to ``[1, T, h, d]``."""
     tokens = seen.transpose(1, 2).flatten(0, 1)
     if packing.cells is not None:
-        tokens = _Gather.apply(tokens, packing.cells)  # type: ignore[no-untyped-call]
+        tokens = gathered_rows(tokens, packing.cells)
     return tokens[None]
 
 
@@ -274,18 +274,48 @@ def _laid_out(
     return whole
 
 
+def scattered_rows(rows: Tensor, cells: Tensor, count: int, *, fill: float = 0.0) -> Tensor:
+    """Put rows in their places.
+
+    Args:
+        rows: ``[N, ...]``.
+        cells: Place of each, all different. ``[N]`` long.
+        count: Places that there are.
+        fill: What stands elsewhere.
+
+    Returns:
+        ``[count, ...]``.
+    """
+    found: Tensor = _Scatter.apply(rows, cells, count, fill)  # type: ignore[no-untyped-call]
+    return found
+
+
+def gathered_rows(rows: Tensor, cells: Tensor) -> Tensor:
+    """Take rows from their places.
+
+    Args:
+        rows: ``[M, ...]``.
+        cells: Those that are wanted, each once. ``[N]`` long.
+
+    Returns:
+        ``[N, ...]``.
+    """
+    found: Tensor = _Gather.apply(rows, cells)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Scatter(torch.autograd.Function):
-    """Rows to their places, zero elsewhere; backward is a copy where autograd would add."""
+    """Rows to their places; backward is a copy where autograd would add."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, cells: Tensor, count: int) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, cells: Tensor, count: int, fill: float) -> Tensor:
         ctx.save_for_backward(cells)
-        return tokens.new_zeros(count, *tokens.shape[1:]).index_copy_(0, cells, tokens)
+        return tokens.new_full((count, *tokens.shape[1:]), fill).index_copy_(0, cells, tokens)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (cells,) = ctx.saved_tensors
-        return grads[0].index_select(0, cells), None, None
+        return grads[0].index_select(0, cells), None, None, None
 
 
 class _Gather(torch.autograd.Function):

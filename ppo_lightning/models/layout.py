@@ -34,6 +34,8 @@ class TokenLayout:
         shape: ``(B, R)``.
         trunk: What the model's frozen blocks make of the input, where that is known. ``[1, T, H]``,
             of padded rows ``[B, S, H]``.
+        rows: All places and last places once, in order, and fillers among them up to a round
+            number; None where that is every token of the input. ``[K]`` long.
     """
 
     inputs: ModelInputs
@@ -44,6 +46,7 @@ class TokenLayout:
     last_rows: Tensor
     shape: tuple[int, int]
     trunk: Tensor | None = None
+    rows: Tensor | None = None
 
     @classmethod
     def of(
@@ -53,6 +56,7 @@ class TokenLayout:
         packed: bool,
         final: bool = False,
         multiple: int = 1,
+        spare: bool = True,
         trunk: TrunkStates | None = None,
     ) -> TokenLayout:
         """Lay sequences out.
@@ -65,28 +69,34 @@ class TokenLayout:
             final: Whether the state after the last token is asked about too. Without, that token
                 is not read at all: there is nothing after it that it could predict.
             multiple: Packed, their number is made one of this by tokens that nobody sees.
+            spare: Whether these may be the last ones of responses. A row with its last token is
+                longer, and attention to it may round otherwise.
             trunk: What the model's frozen blocks make of the sequences, if known.
         """
         scored, prompt = sequences.response_mask, sequences.prompt_ids.shape[1]
-        real = sequences.attention_mask
-        if not final:
-            real = _without_last(real, prompt)
+        given = sequences.attention_mask
+        real = given if final else _without_last(given, prompt)
         ids = sequences.input_ids.masked_fill(~real, 0)
-        grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
+        spared = given if spare else real
+        grid = _Packed(real, ids, prompt, multiple, spared) if packed else _Padded(real, ids)
         states = None if trunk is None else trunk.at(grid.cells)
         cells = scored.flatten().nonzero()[:, 0]
         rows, columns = cells // scored.shape[1], cells % scored.shape[1]
         last = last_index(scored)
         last_rows = (last >= 0).nonzero()[:, 0] if final else last[:0]
+        places = grid.places(rows, prompt - 1 + columns)
+        last_places = grid.places(last_rows, prompt + last[last_rows])
+        size = grid.inputs.input_ids.numel()
         return cls(
             inputs=grid.inputs,
-            places=grid.places(rows, prompt - 1 + columns),
-            last_places=grid.places(last_rows, prompt + last[last_rows]),
+            places=places,
+            last_places=last_places,
             targets=sequences.response_ids.flatten()[cells],
             cells=cells,
             last_rows=last_rows,
             shape=(scored.shape[0], scored.shape[1]),
             trunk=states,
+            rows=_rows_of(torch.cat([places, last_places]), size, multiple),
         )
 
     @property
@@ -135,7 +145,7 @@ def read_whole(
     """
     real, prompt = sequences.attention_mask, sequences.prompt_ids.shape[1]
     ids = sequences.input_ids.masked_fill(~real, 0)
-    grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
+    grid = _Packed(real, ids, prompt, multiple, real) if packed else _Padded(real, ids)
     rows, columns = (torch.arange(n, device=real.device) for n in real.shape)
     places = grid.places(rows[:, None], columns[None])
     return grid.inputs, places.clamp(0, grid.inputs.input_ids.numel() - 1)
@@ -166,15 +176,25 @@ class _Packed:
     """The real tokens of a ``[B, S]`` grid, one row after the other.
 
     A prompt that stands in several rows is read once: in the first of them, its leader.
+
+    Args:
+        real: Tokens to read. ``[B, S]`` bool.
+        ids: Of all. ``[B, S]`` long.
+        prompt: Columns of prompts.
+        multiple: Their number is made one of this.
+        given: Them, and the last of responses, which nobody sees. ``[B, S]`` bool.
     """
 
-    def __init__(self, real: Tensor, ids: Tensor, prompt: int, multiple: int) -> None:
+    def __init__(
+        self, real: Tensor, ids: Tensor, prompt: int, multiple: int, given: Tensor
+    ) -> None:
         self._prompt, self._width = prompt, real.shape[1]
         self._leaders = first_alike(ids[:, :prompt], real[:, :prompt])
         own = self._leaders == torch.arange(len(real), device=real.device)
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
         if multiple > 1:
+            real, kept = _with_spare(real, kept, given & ~real, multiple)
             filler = _filler(real, kept, multiple)
             rows = torch.arange(len(real), len(real) + len(filler), device=real.device)
             real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
@@ -202,6 +222,26 @@ class _Packed:
         return Packing(lengths, cells[kept[rows, columns]], tokens)
 
 
+def _rows_of(asked: Tensor, size: int, multiple: int) -> Tensor | None:
+    """List the tokens that are asked about, and others up to a round number.
+
+    Args:
+        asked: Some of them several times. ``[N]`` long.
+        size: Tokens that there are.
+        multiple: Of ``rounded_up``.
+
+    Returns:
+        ``[K]`` long, in order, each once; None if it would be all.
+    """
+    taken = torch.zeros(size, dtype=torch.bool, device=asked.device).index_fill_(0, asked, True)
+    count = int(taken.sum())
+    wanted = rounded_up(max(count, 1), multiple)  # none at all is a shape that layers may not know
+    if wanted >= size:
+        return None
+    taken[(~taken).nonzero()[: wanted - count, 0]] = True
+    return taken.nonzero()[:, 0]
+
+
 def _without_last(real: Tensor, prompt: int) -> Tensor:
     """Take the last token of each response away; prompts stay whole. ``[B, S]`` bool."""
     kept = real.clone()
@@ -209,6 +249,24 @@ def _without_last(real: Tensor, prompt: int) -> Tensor:
         kept[:, prompt:-1] &= real[:, prompt + 1 :]
         kept[:, -1] = False
     return kept
+
+
+def _with_spare(real: Tensor, kept: Tensor, spare: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
+    """Fill up with the last tokens of responses: attention to a row of its own costs more.
+
+    Args:
+        real: Tokens of each row. ``[B, S]`` bool.
+        kept: Those that are read. ``[B, S]`` bool.
+        spare: The last tokens, none of which is real. ``[B, S]`` bool.
+        multiple: See ``_filler``.
+
+    Returns:
+        ``(real, kept)``, with no more of the last tokens than fill up.
+    """
+    count = int(kept.sum())
+    cells = spare.flatten().nonzero()[: rounded_up(count, multiple) - count, 0]
+    taken = torch.zeros_like(spare).flatten().index_fill_(0, cells, True).view_as(spare)
+    return real | taken, kept | taken
 
 
 def _filler(real: Tensor, kept: Tensor, multiple: int) -> Tensor:

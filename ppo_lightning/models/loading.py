@@ -45,6 +45,7 @@ from ppo_lightning.models.folders import (
     unreadable,
 )
 from ppo_lightning.models.fused import fuse_layers, recompute_gates
+from ppo_lightning.models.last_block import learn_narrow_layers, recomputed_alike
 from ppo_lightning.models.locate import local_path
 from ppo_lightning.models.precision import quantise_linears
 from ppo_lightning.models.reading import learn_reading
@@ -310,6 +311,8 @@ def _load(
     if decoder:
         check_behaviour(model, source.path)
         learn_reading(model, packing=source.padding_free)
+    if source.fused_layers and (decoder or hasattr(model, "score")):
+        learn_narrow_layers(model)
     return model
 
 
@@ -425,7 +428,7 @@ def enable_checkpointing(model: PreTrainedModel, what: Checkpointing, setting: s
         )
     if what is not True:
         return
-    settings = {"use_reentrant": False}
+    settings = {"use_reentrant": False, "context_fn": recomputed_alike}
     if hasattr(model, "activation_checkpointing_enable"):  # transformers 5.24 and newer
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     else:

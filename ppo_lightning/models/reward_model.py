@@ -14,6 +14,7 @@ from ppo_lightning.functional import last_index, position_ids
 from ppo_lightning.models.checks import max_positions
 from ppo_lightning.models.fingerprint import fingerprint
 from ppo_lightning.models.inputs import ModelInputs, call_model
+from ppo_lightning.models.last_block import narrowed
 from ppo_lightning.models.loading import load_reward_model
 from ppo_lightning.models.precision import quantise_linears
 from ppo_lightning.models.score_head import exact_head, exact_linear
@@ -252,10 +253,11 @@ def sequence_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor)
         with exact_head(model):
             logits: Tensor = plain(input_ids=ids, attention_mask=mask).logits
         return logits.float()
-    hidden: Tensor = call_model(plain.base_model, inputs).last_hidden_state
     last = last_index(attention_mask.bool())
-    picked = hidden[torch.arange(len(last), device=last.device), last]
-    return exact_linear(score, picked)
+    last += torch.arange(len(last), device=last.device) * input_ids.shape[1]
+    with narrowed(plain.base_model, last):
+        hidden: Tensor = call_model(plain.base_model, inputs).last_hidden_state
+    return exact_linear(score, hidden.flatten(0, 1)[last])
 
 
 def _right_padded(config: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

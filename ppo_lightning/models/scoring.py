@@ -18,6 +18,7 @@ from ppo_lightning.functional import (
     LinearLogprobs,
     linear_logprobs,
     logprobs_and_entropy,
+    product_dtype,
     row_multiple,
     token_logprobs,
     upcast,
@@ -26,6 +27,7 @@ from ppo_lightning.models.adapters import base_causal_lm
 from ppo_lightning.models.frozen_trunk import begun_with, frozen_trunk_of
 from ppo_lightning.models.fused import family_of
 from ppo_lightning.models.inputs import Forward, call_model, replaced_forward
+from ppo_lightning.models.last_block import narrowed
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.reading import reading_of
 from ppo_lightning.types import Sequences
@@ -153,12 +155,12 @@ def states_at_door(
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     caught: list[Tensor] = []
 
-    def narrowed(plain: Forward, hidden: Tensor) -> Tensor:
+    def at_door(plain: Forward, hidden: Tensor) -> Tensor:
         caught.append(hidden.flatten(0, 1)[layout.asked])
         return instead(plain, caught[-1])
 
     known = nullcontext() if layout.trunk is None else begun_with(model, layout.trunk)
-    with replaced_forward(head, narrowed), known:
+    with replaced_forward(head, at_door), known, narrowed(model, layout.rows):
         logits: Tensor = call_model(model, layout.inputs).logits
     return logits, caught[-1]
 
@@ -218,9 +220,16 @@ def layout_for(model: nn.Module, sequences: Sequences, *, final: bool = False) -
     States that they bring along are the policy's, and those of its copies on the same base.
     """
     packed = reading_of(model).takes_packed(sequences.width)
-    multiple = row_multiple(model.get_input_embeddings().weight)  # type: ignore[operator]
-    trunk = sequences.trunk if frozen_trunk_of(model) else None
-    return TokenLayout.of(sequences, packed=packed, final=final, multiple=multiple, trunk=trunk)
+    weight: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
+    return TokenLayout.of(
+        sequences,
+        packed=packed,
+        final=final,
+        multiple=row_multiple(weight),
+        # Which rows are longer depends on their neighbours; 16 bits would show it.
+        spare=product_dtype(weight).itemsize > 2,
+        trunk=sequences.trunk if frozen_trunk_of(model) else None,
+    )
 
 
 def unknown_logprobs(sequences: Sequences, like: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ppo_lightning.models.frozen_trunk import (
     learn_frozen_trunk,
     trained_names,
 )
+from ppo_lightning.models.last_block import keep_narrow_layers, learn_narrow_layers
 from ppo_lightning.models.reading import (
     Reading,
     attention_window,
@@ -62,7 +63,7 @@ def skeleton(auto: Any, options: Mapping[str, Any]) -> PreTrainedModel:
     return model
 
 
-def guess_reading(model: Any, *, packing: bool) -> Reading:
+def guess_reading(model: Any, *, packing: bool, narrow: bool = True) -> Reading:
     """Find out how a model without weights would be read, by trying a small one of its family.
 
     As ``learn_reading`` does with a model that is loaded. A family whose small model cannot be made
@@ -71,11 +72,14 @@ def guess_reading(model: Any, *, packing: bool) -> Reading:
     Args:
         model: Language model, or the trunk of one; its attention is set as a loaded one's would be.
         packing: Whether to try to leave padding out.
+        narrow: Whether to try to leave tokens out in the last block.
     """
-    try:
-        reading = learn_reading(_small_model(model), packing=packing)
-    except _CANNOT:
-        reading = Reading()
+    reading, layers = Reading(), tuple[str, ...]()
+    with suppress(*_CANNOT):
+        small = _small_model(model)
+        reading = learn_reading(small, packing=packing)
+        layers = learn_narrow_layers(small) if narrow else ()
+    keep_narrow_layers(model, layers)
     if reading.packed:
         model.set_attn_implementation(ATTENTION)
         reading = replace(reading, longest=attention_window(model.config))

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from ppo_lightning.errors import ModelError
 from ppo_lightning.functional import accumulation_dtype, autocast_off
 from ppo_lightning.models.inputs import ModelInputs, call_model
+from ppo_lightning.models.last_block import narrowed
 from ppo_lightning.models.layout import TokenLayout
 from ppo_lightning.models.settings import keep_settings, settings_of
 
@@ -103,7 +104,8 @@ class ValueNetwork(nn.Module):
             ``[N + M]`` float32 or float64: of the states before scored tokens, then of those after
             the last ones.
         """
-        hidden = call_model(self.backbone, layout.inputs).last_hidden_state
+        with narrowed(self.backbone, layout.rows):
+            hidden = call_model(self.backbone, layout.inputs).last_hidden_state
         values: Tensor = self.head(hidden.flatten(0, 1)[layout.asked])
         return values.squeeze(-1)
 

@@ -8,6 +8,13 @@ _PROCESS = "unit/estimate/test_process.py::"
 
 MUTATIONS = (
     fault(
+        "T61",  # the second of two blocks is not like those in the middle of a deep model
+        "estimate/sketch.py",
+        "DEPTHS = (3, 4)",
+        "DEPTHS = (2, 3)",
+        _SHARDING + "test_few_blocks_tell_it_too_where_the_last_leaves_tokens_out",
+    ),
+    fault(
         "T61",
         "estimate/memory.py",
         'return MIXED if mixed and stage != "reward" else PLAIN',

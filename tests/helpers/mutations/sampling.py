@@ -187,8 +187,8 @@ MUTATIONS = (
     fault(
         "T17",
         "models/layout.py",
-        "places=grid.places(rows, prompt - 1 + columns),",
-        "places=grid.places(rows, prompt - 1 + (columns - 1).clamp_min(0)),",
+        "places = grid.places(rows, prompt - 1 + columns)",
+        "places = grid.places(rows, prompt - 1 + (columns - 1).clamp_min(0))",
         "unit/models/test_scoring.py::test_t17_a_token_changes_its_own_logprob_and_those_after_it",
     ),
     fault(

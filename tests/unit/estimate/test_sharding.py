@@ -178,6 +178,14 @@ def test_few_blocks_tell_the_memory_of_many(predict, tmp_path):
         assert one.total == pytest.approx(other.total, rel=0.02), one.name
 
 
+def test_few_blocks_tell_it_too_where_the_last_leaves_tokens_out(predict, tmp_path):
+    run = sketched(strategy=Strategy(kind="ddp"))  # blocks in shards compute all tokens
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE.settings()), encoding="utf-8")
+    whole = predict(replace(run, policy=replace(run.policy, path=str(tmp_path)))).stages
+    for one, other in zip(SketchEstimator(SHAPE)(run).stages, whole, strict=True):
+        assert one.total == pytest.approx(other.total, rel=0.02), one.name
+
+
 def test_tensor_parallel_cuts_blocks_and_the_cache():
     predict, run = SketchEstimator(SHAPE), sketched(strategy=Strategy(kind="fsdp", tensor=2))
     half = SHAPE.on_one_of(2)
