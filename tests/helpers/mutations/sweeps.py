@@ -38,6 +38,20 @@ MUTATIONS = (
         'placed.setdefault("seed_everything", seed)',
         _RUNS + "test_a_run_writes_into_its_own_folder_with_its_own_seed",
     ),
+    fault(  # the ranks of a killed run would wait, and keep their devices
+        "T42",
+        "studies/processes.py",
+        "            if code < 0:\n",
+        "            if False:\n",
+        _PROCESSES + "test_what_a_killed_run_has_started_does_not_outlive_it",
+    ),
+    fault(
+        "T61",
+        "cli/sweep_work.py",
+        "                self._done[run.folder] = found\n",
+        "                pass\n",
+        "unit/cli/test_sweep.py::test_a_finished_run_is_read_once",
+    ),
     fault(  # a run that outlives a killed sweep, and a second one in the same folder
         "T02",
         "studies/processes.py",

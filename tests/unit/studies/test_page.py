@@ -92,6 +92,10 @@ def test_the_page_can_be_listened_to(tmp_path):
     pictures = [one for one in named(reader, "div") if one.get("role") == "img"]
     assert len(pictures) == len(named(reader, "figcaption")) == len(named(reader, "svg")) == 3
     assert "clip_range = 0.1: 0.7" in pictures[0]["aria-label"]
+    [region] = [one for one in named(reader, "div") if one.get("role") == "region"]
+    assert (region["tabindex"], bool(region["aria-label"])) == ("0", True)
+    assert all(one["tabindex"] == "0" for one in named(reader, "figure"))
+    assert "display: block" not in page_of(table(*FULL), tmp_path)  # is no table to some readers
 
 
 def test_names_in_pictures_are_those_of_one_picture_each(tmp_path):
