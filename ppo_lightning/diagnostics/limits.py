@@ -52,6 +52,8 @@ class RuleLimits:
         gold_errors: Fall of the gold score from its best, in standard errors of the difference;
             both are means of two validations.
         gold_fall: The same in σ of the proxy, where the gold score's error is not known.
+        hacked_gold: Fall of the gold score below its start, in σ of the proxy, beside which a loss
+            of entropy is only watched.
         narrow_gain: Gain of the proxy, in σ, that half of the entropy buys at least where it is the
             reward that takes it; with less the loss of entropy is the illness.
         repetition: Rise of the share of repeated bigrams.
@@ -101,6 +103,7 @@ class RuleLimits:
     hacked_gain: float = 1.5
     gold_errors: float = 6.0
     gold_fall: float = 0.3
+    hacked_gold: float = 1.5
     narrow_gain: float = 2.75
     repetition: float = 0.15
     length_growth: float = 1.35

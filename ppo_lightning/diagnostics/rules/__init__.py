@@ -91,26 +91,19 @@ COMPANIONS: dict[str, tuple[str, ...]] = {
     ),
     "stale_rollouts": ("sampling_mismatch", *_TOO_FAR, *_OF_LEARNING),
     "sampling_mismatch": (*_TOO_FAR, *_OF_LEARNING),
-    "update_too_large": (
-        *("reward_hacking", "over_optimisation"),
-        *(*_OF_THE_POLICY, *_OF_LEARNING),
-    ),
+    "update_too_large": ("reward_hacking", "over_optimisation", *_OF_THE_POLICY, *_OF_LEARNING),
     "overfit_buffer": (*_OF_THE_POLICY, *_OF_LEARNING),
     "length_exploitation": (
         *("reward_hacking", "over_optimisation", "kl_runaway", "entropy_collapse"),
         "critic_failure",
     ),
     "reward_hacking": (
-        *("over_optimisation", "length_exploitation", "update_too_large"),
-        *(*_OF_THE_POLICY, "critic_failure"),
+        *("over_optimisation", "length_exploitation", "update_too_large", "critic_failure"),
+        *_OF_THE_POLICY,
     ),
-    "over_optimisation": (
-        *("kl_runaway", "entropy_collapse", "update_too_large", "critic_failure"),
-    ),
+    "over_optimisation": ("kl_runaway", "entropy_collapse", "update_too_large", "critic_failure"),
     "kl_runaway": ("entropy_collapse", "update_too_large"),
-    "entropy_collapse": (
-        *("reward_hacking", "over_optimisation", "kl_runaway", "update_too_large"),
-    ),
+    "entropy_collapse": ("reward_hacking", "over_optimisation", "kl_runaway", "update_too_large"),
     "stalled": ("critic_failure", "no_reward_signal"),
     "no_reward_signal": ("critic_failure", "kl_runaway"),
     "critic_failure": ("no_reward_signal", "stalled"),

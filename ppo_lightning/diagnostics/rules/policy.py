@@ -103,7 +103,9 @@ def entropy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
     evidence = seen("entropy", entropy, before=first, limit=limits.entropy_share * first)
     if entropy < limits.entropy_share * first:
         severity: Severity = "critical" if entropy < 0.1 * first else "ill"
-        return found("watch" if _is_hacked(course) else severity, evidence, _openings(course))
+        return found(
+            "watch" if _is_hacked(course, limits) else severity, evidence, _openings(course)
+        )
     level = middle(course.earlier("entropy", 3))
     if level is not None and entropy < (1 - limits.entropy_fall) * level:
         note = "in one iteration"
@@ -112,10 +114,10 @@ def entropy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
     return found("watch", *parts[:3]) if parts else None
 
 
-def _is_hacked(course: Course) -> bool:
+def _is_hacked(course: Course, limits: RuleLimits) -> bool:
     """Whether the gold score is so far below its start that the loss of entropy matters less."""
     gold, spread = course.judged, course.spread
-    return bool(gold and spread and gold[-1][1] < gold[0][1] - 1.5 * spread)
+    return bool(gold and spread and gold[-1][1] < gold[0][1] - limits.hacked_gold * spread)
 
 
 def _thinned_parts(course: Course, limits: RuleLimits) -> list[Evidence]:

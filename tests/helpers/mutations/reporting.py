@@ -119,10 +119,9 @@ MUTATIONS = (
     fault(
         "T58",  # a response that makes the reader's browser fetch a picture
         "callbacks/samples.py",
-        "_MARKDOWN.sub(lambda sign: f\"&#{ord(sign[0])};\", html.escape(text))",
+        '_MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", html.escape(text))',
         'html.escape(text).replace("|", "&#124;")',
-        "unit/callbacks/test_samples.py::"
-        "test_nothing_of_a_text_acts_where_tensorboard_shows_it",
+        "unit/callbacks/test_samples.py::test_nothing_of_a_text_acts_where_tensorboard_shows_it",
     ),
     fault(
         "T58",  # a response that acts in the reader's browser

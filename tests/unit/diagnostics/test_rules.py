@@ -226,6 +226,7 @@ def test_entropy_that_a_hacked_reward_takes_is_only_watched():
     assert finding("entropy_collapse", rows).severity == "ill"
     rows = run(12, entropy=lambda i: 2.0 - 0.12 * i, val_sampled=lambda i: gold(1.0 - 0.3 * i))
     assert finding("entropy_collapse", rows).severity == "watch"
+    assert finding("entropy_collapse", rows, hacked_gold=9.0).severity == "ill"
 
 
 def test_good_answers_that_are_all_alike_make_no_outlier_of_a_usual_one():
