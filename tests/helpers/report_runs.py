@@ -56,6 +56,11 @@ def healthy_row(iteration: int, **changed: Any) -> IterationStats:
     return IterationStats(iteration=iteration, **(values | changed))
 
 
+def far_row(iteration: int, **changed: Any) -> IterationStats:
+    """The same, but its update went much too far."""
+    return healthy_row(iteration, **({"kl_old": 0.5, "clip_fraction": 0.6} | changed))
+
+
 def runaway_row(iteration: int, *, since: int) -> IterationStats:
     """The same, but KL to the reference grows from an iteration on, and nothing holds it."""
     if iteration < since:

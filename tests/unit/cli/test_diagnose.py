@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.helpers.cli import run_cli
-from tests.helpers.report_runs import change, healthy_row, runaway_row, write_metrics
+from tests.helpers.report_runs import change, far_row, healthy_row, runaway_row, write_metrics
 
 OWN_RULE = '''
 from ppo_lightning.diagnostics import Rule, found, seen
@@ -64,7 +64,7 @@ def test_the_exit_code_is_the_severity(healthy, ill, tmp_path, monkeypatch, caps
     assert capsys.readouterr().out.startswith("healthy\n")
     assert run_cli(monkeypatch, "diagnose", ill) == 3
     assert capsys.readouterr().out.startswith("ill: ")
-    rows = [healthy_row(i, kl_old=0.5 if i == 6 else 0.01) for i in range(9)]
+    rows = [(far_row if i == 6 else healthy_row)(i) for i in range(9)]
     write_metrics(tmp_path / "critical", rows)
     assert run_cli(monkeypatch, "diagnose", tmp_path / "critical") == 4
 

@@ -14,7 +14,7 @@ from ppo_lightning.reporting import (
     timeline,
 )
 from ppo_lightning.reporting.timeline import thinned
-from tests.helpers.report_runs import change, healthy_row, runaway_row, write_metrics
+from tests.helpers.report_runs import change, far_row, healthy_row, runaway_row, write_metrics
 
 
 def examined(folder, rows, changes=None, **options):
@@ -79,8 +79,8 @@ def test_remedies_carry_the_values_in_force_when_the_illness_was_last_seen(tmp_p
 
 
 def test_rates_in_remedies_are_those_of_the_config_and_not_of_a_warm_up(tmp_path):
-    rows = [healthy_row(i, kl_old=0.3 if i == 0 else 0.01, lr_actor=1e-6 * min(i + 1, 4),
-                        lr_critic=math.nan if i == 1 else None) for i in range(8)]  # fmt: skip
+    rates = [{"lr_actor": 1e-6 * min(i + 1, 4), "lr_critic": math.nan} for i in range(8)]
+    rows = [(healthy_row if i else far_row)(i, **rates[i]) for i in range(8)]
     text = report_text(examined(tmp_path, rows))
     assert "`actor.lr` 4e-06 → 4e-07" in text
 
@@ -97,7 +97,7 @@ def test_an_illness_that_has_passed_is_told_with_its_end(tmp_path):
 
 
 def test_what_a_rollback_undid_is_told_but_is_no_verdict(tmp_path):
-    rows = [healthy_row(i, kl_old=0.5 if i == 6 else 0.01) for i in range(20)]
+    rows = [(far_row if i == 6 else healthy_row)(i) for i in range(20)]
     undo = {6: [change(6, "state", 6.0, 5.0, source="CheckpointRollback", reason="undone")]}
     found = examined(tmp_path, rows, undo)
     assert found.severity is None
@@ -111,8 +111,8 @@ def test_what_a_rollback_undid_is_told_but_is_no_verdict(tmp_path):
 
 
 def test_what_a_rollback_undid_of_an_illness_that_stays_is_told(tmp_path):
-    bad = {5: {"clip_fraction": 0.25}, 6: {"kl_old": 0.5}}
-    rows = [healthy_row(i, **bad.get(i, {})) for i in range(20)]
+    rows = [(far_row if i == 6 else healthy_row)(i) for i in range(20)]
+    rows[5] = healthy_row(5, clip_fraction=0.25)
     undo = {6: [change(6, "state", 6.0, 5.0, source="CheckpointRollback")]}
     found = examined(tmp_path, rows, undo)
     assert found.exit_code == 0

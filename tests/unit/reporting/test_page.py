@@ -12,7 +12,7 @@ import pytest
 from ppo_lightning.diagnostics import RULES, Episode, RuleLimits
 from ppo_lightning.reporting import Spell, examine, load_run, report_html
 from ppo_lightning.reporting.plots import draw_timeline, merged
-from tests.helpers.report_runs import HOSTILE, change, full_run, healthy_row, write_metrics
+from tests.helpers.report_runs import HOSTILE, change, far_row, full_run, healthy_row, write_metrics
 
 pytest.importorskip("matplotlib", reason="plots are drawn with matplotlib")
 
@@ -212,7 +212,7 @@ def test_a_long_run_makes_a_small_page(tmp_path):
 
 
 def test_what_comes_and_goes_is_drawn_as_far_as_it_is_seen(tmp_path):
-    rows = [healthy_row(i, kl_old=0.5 if i % 4 == 0 else 0.01) for i in range(2000)]
+    rows = [(healthy_row if i % 4 else far_row)(i) for i in range(2000)]
     entries = {i: [change(i, "kl_coef", 0.1, 0.2)] for i in range(2000)}
     write_metrics(tmp_path, rows, entries)
     passing = [replace(rule, lasting=None) for rule in RULES]
