@@ -39,7 +39,7 @@ def no_reward_signal(course: Course, limits: RuleLimits) -> Finding | None:
 
 
 def stalled(course: Course, limits: RuleLimits) -> Finding | None:
-    """Neither the score nor the policy moves."""
+    """The score does not rise, and the policy does not move or is taken back."""
     kl, gain = course.level("kl_ref"), course.gain
     if kl is None or gain is None or course.trained <= limits.patience:
         return None
@@ -66,8 +66,9 @@ def stalled(course: Course, limits: RuleLimits) -> Finding | None:
 
 
 def _least_gain(kl: float, limits: RuleLimits) -> float:
-    """Gain, in spreads, that a KL must have bought."""
-    return max(limits.efficiency * math.sqrt(2 * max(kl, 0.0)), limits.flat_gain)
+    """Gain, in spreads, that a KL must have bought: half a spread is one, however far it went."""
+    wanted = min(limits.efficiency * math.sqrt(2 * max(kl, 0.0)), 0.5)
+    return max(wanted, limits.flat_gain)
 
 
 def _heavy_penalty(course: Course, kl: float, limits: RuleLimits) -> Evidence | None:

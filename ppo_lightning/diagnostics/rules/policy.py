@@ -49,7 +49,7 @@ def _far_update(course: Course, limits: RuleLimits) -> Finding | None:
 
 
 def policy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
-    """The mean score fell far below its level, or the policy is all but deterministic."""
+    """The mean score fell far below its level; with it most of the entropy, at the worst."""
     mean_of, std_of = course.score_fields
     mean, before = course.value(mean_of), course.earlier(mean_of, 8)
     level, spread = middle(before), middle(course.earlier(std_of, 8))

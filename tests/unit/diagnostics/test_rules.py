@@ -298,6 +298,9 @@ def test_a_policy_that_moves_for_nothing_has_no_signal():
     held = run(12, raw_score_mean=-0.6, kl_ref=lambda i: 0.2 * i, kl_coef=9.0)
     assert finding("no_reward_signal", held) is None  # the penalty holds it back
     assert finding("stalled", held) is not None
+    long = run(12, raw_score_mean=lambda i: 0.1 * i, kl_ref=lambda i: 8.0 * i,
+               response_length_mean=1000.0)  # fmt: skip
+    assert finding("no_reward_signal", long) is None  # little a token, and much is learnt
     same = run(3, raw_score_std=0.0)
     assert finding("no_reward_signal", same).severity == "ill"
     solved = run(9, raw_score_mean=lambda i: float(i), raw_score_std=lambda i: 1.0 * (i < 8))
