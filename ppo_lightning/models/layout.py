@@ -56,7 +56,6 @@ class TokenLayout:
         packed: bool,
         final: bool = False,
         multiple: int = 1,
-        spare: bool = True,
         trunk: TrunkStates | None = None,
     ) -> TokenLayout:
         """Lay sequences out.
@@ -69,16 +68,14 @@ class TokenLayout:
             final: Whether the state after the last token is asked about too. Without, that token
                 is not read at all: there is nothing after it that it could predict.
             multiple: Packed, their number is made one of this by tokens that nobody sees.
-            spare: Whether these may be the last ones of responses. A row with its last token is
-                longer, and attention to it may round otherwise.
             trunk: What the model's frozen blocks make of the sequences, if known.
         """
         scored, prompt = sequences.response_mask, sequences.prompt_ids.shape[1]
-        given = sequences.attention_mask
-        real = given if final else _without_last(given, prompt)
+        real = sequences.attention_mask
+        if not final:
+            real = _without_last(real, prompt)
         ids = sequences.input_ids.masked_fill(~real, 0)
-        spared = given if spare else real
-        grid = _Packed(real, ids, prompt, multiple, spared) if packed else _Padded(real, ids)
+        grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
         states = None if trunk is None else trunk.at(grid.cells)
         cells = scored.flatten().nonzero()[:, 0]
         rows, columns = cells // scored.shape[1], cells % scored.shape[1]
@@ -145,7 +142,7 @@ def read_whole(
     """
     real, prompt = sequences.attention_mask, sequences.prompt_ids.shape[1]
     ids = sequences.input_ids.masked_fill(~real, 0)
-    grid = _Packed(real, ids, prompt, multiple, real) if packed else _Padded(real, ids)
+    grid = _Packed(real, ids, prompt, multiple) if packed else _Padded(real, ids)
     rows, columns = (torch.arange(n, device=real.device) for n in real.shape)
     places = grid.places(rows[:, None], columns[None])
     return grid.inputs, places.clamp(0, grid.inputs.input_ids.numel() - 1)
@@ -182,19 +179,15 @@ class _Packed:
         ids: Of all. ``[B, S]`` long.
         prompt: Columns of prompts.
         multiple: Their number is made one of this.
-        given: Them, and the last of responses, which nobody sees. ``[B, S]`` bool.
     """
 
-    def __init__(
-        self, real: Tensor, ids: Tensor, prompt: int, multiple: int, given: Tensor
-    ) -> None:
+    def __init__(self, real: Tensor, ids: Tensor, prompt: int, multiple: int) -> None:
         self._prompt, self._width = prompt, real.shape[1]
         self._leaders = first_alike(ids[:, :prompt], real[:, :prompt])
         own = self._leaders == torch.arange(len(real), device=real.device)
         kept = real.clone()
         kept[:, :prompt] &= own[:, None]
         if multiple > 1:
-            real, kept = _with_spare(real, kept, given & ~real, multiple)
             filler = _filler(real, kept, multiple)
             rows = torch.arange(len(real), len(real) + len(filler), device=real.device)
             real, kept = torch.cat([real, filler]), torch.cat([kept, filler])
@@ -249,24 +242,6 @@ def _without_last(real: Tensor, prompt: int) -> Tensor:
         kept[:, prompt:-1] &= real[:, prompt + 1 :]
         kept[:, -1] = False
     return kept
-
-
-def _with_spare(real: Tensor, kept: Tensor, spare: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
-    """Fill up with the last tokens of responses: attention to a row of its own costs more.
-
-    Args:
-        real: Tokens of each row. ``[B, S]`` bool.
-        kept: Those that are read. ``[B, S]`` bool.
-        spare: The last tokens, none of which is real. ``[B, S]`` bool.
-        multiple: See ``_filler``.
-
-    Returns:
-        ``(real, kept)``, with no more of the last tokens than fill up.
-    """
-    count = int(kept.sum())
-    cells = spare.flatten().nonzero()[: rounded_up(count, multiple) - count, 0]
-    taken = torch.zeros_like(spare).flatten().index_fill_(0, cells, True).view_as(spare)
-    return real | taken, kept | taken
 
 
 def _filler(real: Tensor, kept: Tensor, multiple: int) -> Tensor:

@@ -18,7 +18,6 @@ from ppo_lightning.functional import (
     LinearLogprobs,
     linear_logprobs,
     logprobs_and_entropy,
-    product_dtype,
     row_multiple,
     token_logprobs,
     upcast,
@@ -226,8 +225,6 @@ def layout_for(model: nn.Module, sequences: Sequences, *, final: bool = False) -
         packed=packed,
         final=final,
         multiple=row_multiple(weight),
-        # Which rows are longer depends on their neighbours; 16 bits would show it.
-        spare=product_dtype(weight).itemsize > 2,
         trunk=sequences.trunk if frozen_trunk_of(model) else None,
     )
 
