@@ -117,109 +117,127 @@ CASES: Mapping[str, Case] = {
 }
 """By name; the healthy one first."""
 
+
+def _world(
+    *,
+    tokens: int,
+    prompts: int,
+    minibatches: int,
+    beta: float,
+    rates: tuple[float, float],
+    epochs: int | None = None,
+    **size: int,
+) -> Overlay:
+    """Make a world of other lengths, buffers, β, rates (actor, critic) and sizes of the model."""
+    settings: dict[str, dict[str, float]] = {
+        "world": dict(size),
+        "sampling": {"max_new_tokens": tokens},
+        "buffer": {"num_prompts": prompts, "num_minibatches": minibatches},
+        "kl": {"coef": beta},
+        "actor": {"lr": rates[0]},
+        "critic": {"lr": rates[1]},
+    }
+    return Overlay(settings=settings | ({"ppo": {"num_update_epochs": epochs}} if epochs else {}))
+
+
 OTHER_WORLDS: Mapping[int, Overlay] = {
-    1: Overlay(
-        settings={
-            "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64},
-            "sampling": {"max_new_tokens": 9},
-            "buffer": {"num_prompts": 64, "num_minibatches": 2},
-            "kl": {"coef": 0.8},
-            "actor": {"lr": 1e-3},
-            "critic": {"lr": 2e-3},
-        }
+    1: _world(
+        tokens=9,
+        prompts=64,
+        minibatches=2,
+        beta=0.8,
+        rates=(1e-3, 2e-3),
+        num_hidden_layers=2,
+        hidden_size=48,
+        intermediate_size=64,
     ),
-    2: Overlay(
-        settings={
-            "world": {"hidden_size": 40, "intermediate_size": 40},
-            "sampling": {"max_new_tokens": 7},
-            "buffer": {"num_prompts": 80, "num_minibatches": 2},
-            "ppo": {"num_update_epochs": 3},
-            "kl": {"coef": 0.6},
-            "actor": {"lr": 1.5e-3},
-            "critic": {"lr": 4e-3},
-        }
+    2: _world(
+        tokens=7,
+        prompts=80,
+        minibatches=2,
+        epochs=3,
+        beta=0.6,
+        rates=(1.5e-3, 4e-3),
+        hidden_size=40,
+        intermediate_size=40,
     ),
-    3: Overlay(
-        settings={
-            "world": {"hidden_size": 48, "intermediate_size": 64},
-            "sampling": {"max_new_tokens": 5},
-            "buffer": {"num_prompts": 128, "num_minibatches": 4},
-            "kl": {"coef": 0.6},
-            "actor": {"lr": 1.5e-3},
-            "critic": {"lr": 4e-3},
-        }
+    3: _world(
+        tokens=5,
+        prompts=128,
+        minibatches=4,
+        beta=0.6,
+        rates=(1.5e-3, 4e-3),
+        hidden_size=48,
+        intermediate_size=64,
     ),
-    4: Overlay(
-        settings={
-            "world": {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48},
-            "sampling": {"max_new_tokens": 8},
-            "buffer": {"num_prompts": 112, "num_minibatches": 4},
-            "kl": {"coef": 1.2},
-            "actor": {"lr": 2e-3},
-            "critic": {"lr": 4e-3},
-        }
+    4: _world(
+        tokens=8,
+        prompts=112,
+        minibatches=4,
+        beta=1.2,
+        rates=(2e-3, 4e-3),
+        num_hidden_layers=3,
+        hidden_size=32,
+        intermediate_size=48,
     ),
-    5: Overlay(
-        settings={
-            "world": {"hidden_size": 56, "intermediate_size": 48},
-            "sampling": {"max_new_tokens": 6},
-            "buffer": {"num_prompts": 112, "num_minibatches": 2},
-            "ppo": {"num_update_epochs": 3},
-            "kl": {"coef": 0.5},
-            "actor": {"lr": 1e-3},
-            "critic": {"lr": 3e-3},
-        }
+    5: _world(
+        tokens=6,
+        prompts=112,
+        minibatches=2,
+        epochs=3,
+        beta=0.5,
+        rates=(1e-3, 3e-3),
+        hidden_size=56,
+        intermediate_size=48,
     ),
-    6: Overlay(
-        settings={
-            "world": {"num_hidden_layers": 3, "hidden_size": 40, "intermediate_size": 56},
-            "sampling": {"max_new_tokens": 7},
-            "buffer": {"num_prompts": 96, "num_minibatches": 3},
-            "kl": {"coef": 0.8},
-            "actor": {"lr": 1.5e-3},
-            "critic": {"lr": 3e-3},
-        }
+    6: _world(
+        tokens=7,
+        prompts=96,
+        minibatches=3,
+        beta=0.8,
+        rates=(1.5e-3, 3e-3),
+        num_hidden_layers=3,
+        hidden_size=40,
+        intermediate_size=56,
     ),
-    7: Overlay(
-        settings={
-            "world": {"hidden_size": 64, "intermediate_size": 64},
-            "sampling": {"max_new_tokens": 5},
-            "buffer": {"num_prompts": 80, "num_minibatches": 2},
-            "kl": {"coef": 0.6},
-            "actor": {"lr": 2e-3},
-            "critic": {"lr": 5e-3},
-        }
+    7: _world(
+        tokens=5,
+        prompts=80,
+        minibatches=2,
+        beta=0.6,
+        rates=(2e-3, 5e-3),
+        hidden_size=64,
+        intermediate_size=64,
     ),
-    8: Overlay(
-        settings={
-            "world": {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64},
-            "sampling": {"max_new_tokens": 9},
-            "buffer": {"num_prompts": 96, "num_minibatches": 2},
-            "kl": {"coef": 1.2},
-            "actor": {"lr": 1.5e-3},
-            "critic": {"lr": 4e-3},
-        }
+    8: _world(
+        tokens=9,
+        prompts=96,
+        minibatches=2,
+        beta=1.2,
+        rates=(1.5e-3, 4e-3),
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=64,
     ),
-    9: Overlay(
-        settings={
-            "world": {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 48},
-            "sampling": {"max_new_tokens": 6},
-            "buffer": {"num_prompts": 144, "num_minibatches": 3},
-            "kl": {"coef": 0.7},
-            "actor": {"lr": 1.2e-3},
-            "critic": {"lr": 3e-3},
-        }
+    9: _world(
+        tokens=6,
+        prompts=144,
+        minibatches=3,
+        beta=0.7,
+        rates=(1.2e-3, 3e-3),
+        num_hidden_layers=2,
+        hidden_size=48,
+        intermediate_size=48,
     ),
-    10: Overlay(
-        settings={
-            "world": {"hidden_size": 56, "intermediate_size": 56},
-            "sampling": {"max_new_tokens": 8},
-            "buffer": {"num_prompts": 104, "num_minibatches": 2},
-            "ppo": {"num_update_epochs": 3},
-            "kl": {"coef": 1.1},
-            "actor": {"lr": 1e-3},
-            "critic": {"lr": 3e-3},
-        }
+    10: _world(
+        tokens=8,
+        prompts=104,
+        minibatches=2,
+        epochs=3,
+        beta=1.1,
+        rates=(1e-3, 3e-3),
+        hidden_size=56,
+        intermediate_size=56,
     ),
 }
 """Other sizes, lengths, buffers and rates, by the hundreds of the seeds: runs that no limit was

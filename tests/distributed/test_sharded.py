@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +22,7 @@ from ppo_lightning.modules.sharded_strategy import check_shardable
 from ppo_lightning.rewards import RewardTerm, SequenceClassifierReward
 from ppo_lightning.rollout import AsyncEngine, NativeEngine
 from tests.distributed.test_two_ranks import VARIANTS
+from tests.helpers.cases import chosen, crossed
 from tests.helpers.cli import tiny_config
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import (
@@ -95,14 +95,10 @@ QUICK = [
     ("llama", "shared, sequence, padded"),
     ("llama", "lora-shared, cut"),
 ]
-# The parts of the above on their own, and the other family of models.
-SLOW = [pair for pair in product(("gpt2", "llama"), ALL) if pair not in QUICK]
 
 
-@pytest.mark.parametrize(
-    ("family", "variant"),
-    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
-)
+# Slow: the parts of the above on their own, and the other family of models.
+@pytest.mark.parametrize(("family", "variant"), chosen(QUICK, ("gpt2", "llama"), ALL))
 def test_t47_t48_t49_shards_give_the_result_of_one_process(request, tmp_path, family, variant):
     """Seven responses in three minibatches on two ranks: the same responses and parameters."""
     model_dir = request.getfixturevalue(f"tiny_{family}_dir")
@@ -206,13 +202,7 @@ def export(model_dir, folder, variant, ranks):
 
 @pytest.mark.parametrize(
     ("tiny_model_dir", "variant"),
-    [
-        ("gpt2", "separate"),
-        ("llama", "lora"),
-        # Each of the above with the other.
-        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
-        pytest.param("llama", "separate", marks=pytest.mark.slow),
-    ],
+    crossed(("gpt2", "separate"), ("llama", "lora")),
     indirect=["tiny_model_dir"],
 )
 def test_models_are_written_from_shards(tiny_model_dir, tmp_path, variant):

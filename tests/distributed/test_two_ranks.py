@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import lightning.pytorch as pl
 import numpy
@@ -25,6 +24,7 @@ from ppo_lightning.distributed import (
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.functional import whiten
 from ppo_lightning.modules import FSDP2Strategy
+from tests.helpers.cases import chosen
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module
 
@@ -77,14 +77,10 @@ def train(model_dir, folder, variant, *, buffer=None, num_prompts=7, ranks=2, **
 
 
 QUICK = [("gpt2", "separate"), ("llama", "shared"), ("llama", "lora"), ("gpt2", "cut, sequence")]
-# Each variant with the other family too, and the two of the last on their own.
-SLOW = [pair for pair in product(("gpt2", "llama"), VARIANTS) if pair not in QUICK]
 
 
-@pytest.mark.parametrize(
-    ("family", "variant"),
-    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
-)
+# Slow: each variant with the other family too, and the two of the last on their own.
+@pytest.mark.parametrize(("family", "variant"), chosen(QUICK, ("gpt2", "llama"), VARIANTS))
 def test_t40_t49_two_ranks_give_the_result_of_one(request, tmp_path, family, variant):
     """Seven responses in three minibatches on two ranks: the same responses and parameters."""
     tiny_model_dir = request.getfixturevalue(f"tiny_{family}_dir")

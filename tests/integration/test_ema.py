@@ -12,6 +12,7 @@ from ppo_lightning.configs import LoraConfig
 from ppo_lightning.diagnostics import DetectorConfig
 from ppo_lightning.errors import CheckpointError
 from ppo_lightning.models import load_causal_lm
+from tests.helpers.cases import crossed
 from tests.helpers.cli import run_cli
 from tests.helpers.faults import SpoiledWeights
 from tests.helpers.runs import data_module, fit, parameters, ppo_module, trainer
@@ -74,13 +75,7 @@ def apart(one, other):
 
 @pytest.mark.parametrize(
     ("tiny_model_dir", "variant"),
-    [
-        ("gpt2", "full"),
-        ("llama", "lora"),
-        # Each of the above with the other.
-        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
-        pytest.param("llama", "full", marks=pytest.mark.slow),
-    ],
+    crossed(("gpt2", "full"), ("llama", "lora")),
     indirect=["tiny_model_dir"],
 )
 def test_the_average_is_that_of_the_iterates_and_answers_in_validation(

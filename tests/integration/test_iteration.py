@@ -20,6 +20,7 @@ from ppo_lightning.errors import UpdateError
 from ppo_lightning.modules import Request
 from ppo_lightning.rewards import Reward, RewardTerm
 from ppo_lightning.rollout import NativeEngine
+from tests.helpers.cases import crossed
 from tests.helpers.runs import PoisonedAt, data_module, fit, parameters, ppo_module, trainer
 from tests.helpers.tiny_models import build_gpt2
 
@@ -127,13 +128,7 @@ def test_t35_what_the_critic_says_at_padding_reaches_nothing(tiny_model_dir, tmp
 
 @pytest.mark.parametrize(
     ("tiny_model_dir", "aggregation"),
-    [
-        ("gpt2", "token"),
-        ("llama", "sequence"),
-        # Each of the above with the other.
-        pytest.param("gpt2", "sequence", marks=pytest.mark.slow),
-        pytest.param("llama", "token", marks=pytest.mark.slow),
-    ],
+    crossed(("gpt2", "token"), ("llama", "sequence")),
     indirect=["tiny_model_dir"],
 )
 def test_t38_microbatches_do_not_change_the_parameters(tiny_model_dir, tmp_path, aggregation):

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from ppo_lightning.callbacks import PullBack, RefreshReference
 from ppo_lightning.configs import LoraConfig, PolicyConfig, ReferenceConfig
 from ppo_lightning.errors import CheckpointError, ModelError
+from tests.helpers.cases import crossed
 from tests.helpers.runs import data_module, fit, parameters, ppo_module, trainer
 from tests.helpers.sequences import sequences_of
 from tests.helpers.tiny_models import build_llama
@@ -56,13 +57,7 @@ def finished(tiny_llama_dir, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("tiny_model_dir", "variant"),
-    [
-        ("gpt2", "full"),
-        ("llama", "lora"),
-        # Each of the above with the other.
-        pytest.param("gpt2", "lora", marks=pytest.mark.slow),
-        pytest.param("llama", "full", marks=pytest.mark.slow),
-    ],
+    crossed(("gpt2", "full"), ("llama", "lora")),
     indirect=["tiny_model_dir"],
 )
 def test_the_reference_becomes_the_actor_and_stays(tiny_model_dir, tmp_path, variant):

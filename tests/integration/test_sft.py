@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ppo_lightning.configs import GroupConfig, LoraConfig, OptimizerConfig
 from ppo_lightning.errors import CheckpointError, ConfigError, DataError, ModelError, UpdateError
 from ppo_lightning.metrics import SFTStats, read_step_metrics
+from tests.helpers.cases import crossed
 from tests.helpers.runs import data_module, ppo_module
 from tests.helpers.sft_runs import (
     DEMONSTRATIONS,
@@ -138,13 +139,7 @@ def test_t39_a_step_is_one_mean_over_its_tokens(tiny_gpt2_dir, tmp_path):
 
 @pytest.mark.parametrize(
     ("tiny_model_dir", "lora"),
-    [
-        ("gpt2", None),
-        ("llama", LoraConfig(rank=4)),
-        # Each of the above with the other.
-        pytest.param("gpt2", LoraConfig(rank=4), marks=pytest.mark.slow),
-        pytest.param("llama", None, marks=pytest.mark.slow),
-    ],
+    crossed(("gpt2", None), ("llama", LoraConfig(rank=4))),
     indirect=["tiny_model_dir"],
 )
 def test_a_run_resumed_at_any_step_is_the_run_that_never_stopped(tiny_model_dir, tmp_path, lora):

@@ -23,6 +23,7 @@ from ppo_lightning.configs import (
 )
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.modules import Request
+from tests.helpers.cases import crossed
 from tests.helpers.faults import Says
 from tests.helpers.runs import PROMPTS, data_module, fit, parameters, ppo_module
 
@@ -258,13 +259,7 @@ def test_prompts_without_spread_are_left_out(tmp_path, tiny_llama_dir):
 
 @pytest.mark.parametrize(
     ("ill", "warmup"),
-    [
-        (1, 6),
-        (2, 0),
-        # Each of the above with the other.
-        pytest.param(1, 0, marks=pytest.mark.slow),
-        pytest.param(2, 6, marks=pytest.mark.slow),
-    ],
+    crossed((1, 6), (2, 0)),
 )
 def test_a_rollback_in_or_after_the_warmup_keeps_the_schedule(
     tmp_path, tiny_llama_dir, warmup, ill

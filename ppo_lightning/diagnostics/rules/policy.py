@@ -138,12 +138,8 @@ def _thinned_parts(course: Course, limits: RuleLimits) -> list[Evidence]:
 
 def _entropy_of_parts(course: Course) -> dict[str, list[float]]:
     """Entropy, oldest first, of the parts that the last iteration has, by logged name."""
-    courses = {name: [value] for name, value in _parts(course.now).items()}
-    for row in reversed(course.rows[:-1]):
-        for name, value in _parts(row).items():
-            if name in courses:
-                courses[name].insert(0, value)
-    return courses
+    parts = [_parts(row) for row in course.rows]
+    return {name: [row[name] for row in parts if name in row] for name in parts[-1]}
 
 
 def _parts(row: IterationStats) -> dict[str, float]:
