@@ -46,7 +46,9 @@ class Doctor(pl.Callback):
     - ``advise`` adds likely causes and what to try, with values.
     - ``act`` turns dials as well, within ``treatment``'s bounds: rates, β, ε, the entropy bonus,
       update epochs, a pause of the actor while the critic learns. All of it is in the journal, and
-      is taken back dose by dose, each after ``treatment.undo_after`` iterations without a sign.
+      is taken back dose by dose, each after ``treatment.undo_after`` iterations without a sign. A
+      dose in the iteration that ``CheckpointRollback`` goes back in is taken back at once, as that
+      treats the run itself.
       ``stop_on`` names illnesses that end the run when they are ``critical``, or still there after
       the last dose.
 
@@ -130,6 +132,9 @@ class Doctor(pl.Callback):
         log_iteration(trainer, told, iteration=stats.iteration)
         restored = _restored(module, stats.iteration)
         if restored is not None:
+            # A rollback cuts rates and raises β itself: both together would be far too much.
+            if undone := self.treatment.withdraw_latest(module.controls):
+                rank_zero_info(f"{SOURCE} leaves it to the rollback: {', '.join(undone)}.")
             self.examiner.undo_after(restored)
             self._told = {d.illness: d.severity for d in self.diagnoses}
             # What comes again after it is reported again, even if it had been watched before.
@@ -173,9 +178,8 @@ class Doctor(pl.Callback):
 
     def _warn(self, error: RuleError) -> None:
         """Say once of each rule that it fails; the run and the other rules go on."""
-        rule = str(error).partition(" (")[0]
-        if rule not in self._warned:
-            self._warned.add(rule)
+        if error.illness not in self._warned:
+            self._warned.add(error.illness)
             rank_zero_warn(f"{SOURCE}: {error} It is asked again, and not told of again.")
 
     def _act(

@@ -163,6 +163,21 @@ class Treatment:
                 undone[illness] = _changes(controls, before)
         return {illness: changes for illness, changes in undone.items() if changes}
 
+    def withdraw_latest(self, controls: Controls) -> list[str]:
+        """Take back the doses of this iteration, because something else has treated the run.
+
+        Returns:
+            What was turned back, in words.
+        """
+        turned: set[str] = set()
+        for record in self.records.values():
+            if record.given and record.last == controls.iteration and not record.is_tapering:
+                turned |= record.take_back(controls.iteration)
+        before = {dial: controls[dial] for dial in sorted(turned)}
+        for dial in before:
+            self._ask(controls, dial, "the run went back instead")
+        return _changes(controls, before)
+
     def is_exhausted(self, diagnosis: Diagnosis) -> bool:
         """Whether the last dose was given, and has had its time."""
         record = self.records.get(diagnosis.illness, DoseRecord())
@@ -181,6 +196,7 @@ class Treatment:
         if turn.iterations is not None and turn.value is not None:
             until = controls.iteration + turn.iterations
             controls.request(self._request(dial, reason, value=turn.value, until=until))
+            record.given[-1].setdefault(dial, 1.0)  # so that it is known to be turned
             return
         if turn.by_spread:
             record.scales.setdefault(dial, spread)

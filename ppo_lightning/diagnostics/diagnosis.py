@@ -60,7 +60,8 @@ class Diagnosis:
 
     Args:
         illness: Its name, such as ``kl_runaway``.
-        severity: How bad it is; a companion of another illness is never more than ``watch``.
+        severity: How bad it is, its companions included; a companion itself is never more than
+            ``watch``.
         since: Iteration in which it first showed in this episode.
         iteration: The last iteration in which it was seen.
         evidence: The most telling measurement first.

@@ -63,7 +63,7 @@ class Examiner:
     An illness is ``watch`` at its first sign, and worse once the sign was there in as many
     iterations as its rule asks for (``critical`` counts at once). It is over after a few iterations
     without a sign, unless its rule says that it lasts. One that another accounts for is told as its
-    companion, and as ``watch``.
+    companion, and as ``watch``; the one that leads is then as bad as the worst of them.
 
     Args:
         rules: Asked in this order, which also ranks illnesses that are equally bad.
@@ -247,10 +247,8 @@ def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Dia
         order: Place of an illness among the rules.
     """
     leaders = _leaders([e for e in episodes if e.severity != "watch"], order)
-    found = []
-    for episode in episodes:
-        causes = [c for c in leaders if c is not episode and _accounts_for(c, episode)]
-        found.append(_diagnosis(episode, causes[0].illness if causes else None))
+    causes = {episode.illness: _cause(episode, leaders) for episode in episodes}
+    found = [_diagnosis(episode, causes, episodes) for episode in episodes]
 
     def place(d: Diagnosis) -> tuple[int, bool, int, int]:
         return -rank_of(d.severity), d.until is not None, order(d.illness), d.since
@@ -258,10 +256,27 @@ def ranked(episodes: Sequence[Episode], order: Callable[[str], int]) -> list[Dia
     return sorted(found, key=place)
 
 
-def _diagnosis(episode: Episode, cause: str | None) -> Diagnosis:
+def _cause(episode: Episode, leaders: Sequence[Episode]) -> str | None:
+    """Return the leading illness that accounts for one, if there is one."""
+    others = (leader for leader in leaders if leader is not episode)
+    return next((other.illness for other in others if _accounts_for(other, episode)), None)
+
+
+def _diagnosis(
+    episode: Episode, causes: Mapping[str, str | None], episodes: Sequence[Episode]
+) -> Diagnosis:
+    """Say how a run stands with one illness.
+
+    Args:
+        episode: Of it.
+        causes: Illness to the one that accounts for it, of all.
+        episodes: All of them.
+    """
+    cause = causes[episode.illness]
+    borne = (other.severity for other in episodes if causes[other.illness] == episode.illness)
     return Diagnosis(
         illness=episode.illness,
-        severity=episode.severity if cause is None else "watch",
+        severity="watch" if cause is not None else max([episode.severity, *borne], key=rank_of),
         since=episode.since,
         iteration=episode.seen,
         evidence=episode.evidence,

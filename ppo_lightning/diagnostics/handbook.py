@@ -135,6 +135,9 @@ _RAISE_BETA = Remedy(
 _NARROW = Remedy(
     key="ppo.clip_range", factor=0.5, field="clip_range", why="less movement in one update"
 )
+_STOP_SOONER = Remedy(
+    key="ppo.target_kl", value=0.01, why="ends an update that goes too far; 0.02 is the preset"
+)
 _ROLLBACK = Remedy(
     key="CheckpointRollback", why="goes back to the last healthy state, with lower rates"
 )
@@ -154,8 +157,8 @@ HANDBOOK: Mapping[str, Card] = {
         ),
         remedies=(
             _LOWER_RATE,
-            Remedy(key="ppo.target_kl", value=0.02, why="ends an update that goes too far"),
-            Remedy(key="actor.max_grad_norm", value=1.0, why="bounds a single step"),
+            _STOP_SOONER,
+            Remedy(key="actor.max_grad_norm", value=0.5, why="bounds a step; 1 is the preset"),
             _NARROW,
             _ROLLBACK,
         ),
@@ -178,7 +181,7 @@ HANDBOOK: Mapping[str, Card] = {
             _ROLLBACK,
             _LOWER_RATE,
             _RAISE_BETA,
-            Remedy(key="reward_processing.clip", value=10.0, why="no score is absurd any more"),
+            Remedy(key="reward_processing.clip", value=5.0, why="no score is absurd any more"),
         ),
         turns=(
             Turn(dial="actor_lr_factor", factor=0.1),
@@ -232,6 +235,7 @@ HANDBOOK: Mapping[str, Card] = {
         turns=(
             Turn(dial="kl_coef", factor=4.0, from_zero=0.1),
             Turn(dial="actor_lr_factor", factor=0.5),
+            Turn(dial="clip_range", factor=0.5),
         ),
         source=f"{_ZIEGLER}; {_MEASURED}",
     ),
@@ -292,7 +296,9 @@ HANDBOOK: Mapping[str, Card] = {
         remedies=(
             Remedy(key="critic.lr", factor=0.5, field="lr_critic", why="where the loss jumps"),
             Remedy(key="ValueWarmup.num_iterations", value=10.0, why="the critic learns first"),
-            Remedy(key="ppo.value_clip_range", value=0.2, why="bounds a single update"),
+            Remedy(
+                key="ppo.value_clip_range", value=0.1, why="bounds an update; 0.2 is the preset"
+            ),
             Remedy(key="critic_model", why="start it from the SFT or the reward model"),
         ),
         turns=(
@@ -348,7 +354,7 @@ HANDBOOK: Mapping[str, Card] = {
         causes=("too many update epochs", "a buffer too small for them"),
         remedies=(
             Remedy(key="ppo.num_update_epochs", value=4.0, field="epochs_done", why="fewer passes"),
-            Remedy(key="ppo.target_kl", value=0.02, why="ends an update that goes too far"),
+            _STOP_SOONER,
             Remedy(
                 key="data.init_args.buffer.num_prompts", factor=4.0, why="more data for each update"
             ),
@@ -405,7 +411,7 @@ HANDBOOK: Mapping[str, Card] = {
             Remedy(
                 key="reward_processing.normalize", value="running", why="divides by their spread"
             ),
-            Remedy(key="reward_processing.clip", value=10.0, why="bounds what is left"),
+            Remedy(key="reward_processing.clip", value=5.0, why="bounds what is left"),
         ),
         turns=(Turn(dial="kl_coef", by_spread=True),),
         source=f"{_ZHENG}; {_MEASURED}",
@@ -415,8 +421,8 @@ HANDBOOK: Mapping[str, Card] = {
         signs="One score is out of all proportion: a skew beyond 8, a leap of the value loss.",
         causes=("a broken score", "a text that the reward model was never meant for"),
         remedies=(
-            Remedy(key="reward_processing.clip", value=10.0, why="bounds every score"),
             Remedy(key="rewards", why="find the text: it is the extreme of the buffer"),
+            Remedy(key="reward_processing.clip", value=5.0, why="bounds it; 10 is the preset"),
         ),
         source=_MEASURED,
     ),
@@ -434,18 +440,21 @@ HANDBOOK: Mapping[str, Card] = {
     "sampling_mismatch": Card(
         title="Sampler and trainer disagree",
         signs="The same weights give the sampled tokens another log-probability in the trainer's "
-        "forward pass; the ratio differs from 1 before any step.",
+        "forward pass; the ratio differs from 1 before any step; KL to the reference is not 0 "
+        "before any update.",
         causes=(
             "sampling and scoring at different temperature, or after top-k or top-p",
             "dropout in one of them",
             "low precision of the sampler",
             "missing position ids under left padding",
+            "a reference that is not the model which the policy began as",
         ),
         remedies=(
             Remedy(key="sampling.top_p", value=1.0, why="sample what is scored"),
             Remedy(key="sampling.top_k", value=0.0, why="the same"),
             Remedy(key="staleness.correct_all", value="true", why="truncated importance weights"),
             Remedy(key="engine", why="the sampler's dtype as the trainer's"),
+            Remedy(key="reference.path", value="null", why="takes what the policy begins as"),
         ),
         source=_MEASURED,
     ),

@@ -32,6 +32,9 @@ class RuleLimits:
             negative if the samples are the policy's own.
         mismatch: |log-probability by the sampler − by the trainer|, in nats per token, for
             ``watch``; four times it is ``ill``.
+        first_kl: |KL to the reference| in the first iteration, in nats per response: policy and
+            reference are the same model there, as a rule.
+        first_kl_per_token: The same for long responses; the larger bound holds.
         ratio_error: |log-ratio| before any step, in nats.
         kl_old: KL(old‖new) of an update, in nats per token, for ``ill`` together with
             ``clip_fraction``; four times it is ``critical`` together with ``clip_watch``. Healthy:
@@ -88,6 +91,8 @@ class RuleLimits:
     capped_share: float = 0.05
     negative_kl: float = 0.3
     mismatch: float = 0.005
+    first_kl: float = 0.1
+    first_kl_per_token: float = 0.001
     ratio_error: float = 0.5
     kl_old: float = 0.05
     clip_fraction: float = 0.3
@@ -140,6 +145,10 @@ class RuleLimits:
     def kl_bound(self, length: float | None) -> float:
         """KL to the reference that deserves a look, for responses of ``length`` tokens, in nats."""
         return max(self.kl_ref, self.kl_ref_per_token * (length or 0.0))
+
+    def first_bound(self, length: float | None) -> float:
+        """KL to the reference before any update that deserves a look, in nats per response."""
+        return max(self.first_kl, self.first_kl_per_token * (length or 0.0))
 
     def still_bound(self, length: float | None) -> float:
         """KL to the reference of a policy that stands still, in nats per response."""

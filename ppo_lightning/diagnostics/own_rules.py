@@ -12,7 +12,16 @@ from ppo_lightning.errors import ConfigError, first_line, unknown_key_message
 
 
 class RuleError(ConfigError):
-    """A rule that raises, or says something that is no finding."""
+    """A rule that raises, or says something that is no finding.
+
+    Args:
+        message: What it did.
+        illness: That the rule looks for.
+    """
+
+    def __init__(self, message: str, *, illness: str) -> None:
+        super().__init__(message)
+        self.illness = illness
 
 
 def rules_with(
@@ -65,8 +74,10 @@ def ask(rule: Rule, course: Course, limits: RuleLimits) -> Finding | None:
             return found
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise RuleError(f"{where} failed in iteration {course.now.iteration}: {what}.") from error
+        message = f"{where} failed in iteration {course.now.iteration}: {what}."
+        raise RuleError(message, illness=rule.illness) from error
     raise RuleError(
         f"{where} returned {repr(found)[:80]} in iteration {course.now.iteration}; it must be None "
-        f"or `found(severity, seen(...))`, with a severity of {', '.join(SEVERITIES)}."
+        f"or `found(severity, seen(...))`, with a severity of {', '.join(SEVERITIES)}.",
+        illness=rule.illness,
     )

@@ -283,6 +283,13 @@ class RolloutStats:
         "old for `staleness`",
         healthy=(0.0, 0.0),
     )
+    unscored_responses: float | None = metric(
+        "rollout/unscored_responses",
+        "responses",
+        "total",
+        "those of them that have tokens and no usable score",
+        healthy=(0.0, 0.0),
+    )
     nonfinite_responses: float | None = metric(
         "rollout/nonfinite_responses",
         "responses",

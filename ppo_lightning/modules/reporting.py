@@ -69,6 +69,7 @@ _PER_RESPONSE = (
     "kl_ref",
     "truncated",
     "dropped",
+    "unscored",
     "nonfinite",
     *_TEXTS,
 )
@@ -283,6 +284,7 @@ class IterationLedger:
             "response_length_max": totals.get("length_max"),
             **{k: totals.get(k) for k in ("score_min", "score_max", "advantage_abs_max")},
             "dropped_responses": totals["dropped"],
+            "unscored_responses": totals["unscored"],
             "num_responses": totals["responses"] + totals["dropped"],
             "num_tokens": totals["tokens"],
             "sampled": totals["sampled"],
@@ -359,6 +361,7 @@ def _response_totals(collected: Collected, kl_coef: float) -> dict[str, Tensor |
         "sampled": lengths.sum(),
         "length": lengths[kept].sum(),
         "dropped": (~kept).sum(),
+        "unscored": (result.dropped.to(device) & (lengths > 0)).sum(),
         "nonfinite": collected.nonfinite.sum(),
         "score": score[kept].sum(),
         "score_squared": score[kept].square().sum(),

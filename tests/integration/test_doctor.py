@@ -188,6 +188,20 @@ def test_what_a_rollback_undid_is_forgotten(tiny_llama_dir, tmp_path):
     assert not any(state["after"] < i <= state["before"] for i in rows)
 
 
+def test_a_run_that_goes_back_is_treated_once(tiny_llama_dir, tmp_path):
+    doctor = scripted({1, 4}, severity="critical", policy="act")
+    back = CheckpointRollback(illnesses=["kl_runaway"], max_rollbacks=1, kl_coef_factor=3.0)
+    module, stats = run(tmp_path, tiny_llama_dir, doctor, back, epochs=4)
+    assert back.num_rollbacks == 1
+    coef = module.kl.coef
+    assert [s.kl_coef for s in stats] == pytest.approx([coef, coef, 3 * coef, 3 * coef])
+    assert module.controls["clip_range"] == module.ppo.clip_range
+    lines = next(tmp_path.rglob("metrics.jsonl")).read_text(encoding="utf-8").splitlines()
+    rows = map(json.loads, lines[1:])
+    told = [c["dial"] for row in rows for c in row.get("changes", ()) if c["source"] == "Doctor"]
+    assert told.count("clip_range") == 2  # given and taken back
+
+
 def test_what_comes_again_after_a_rollback_is_reported_again(tiny_llama_dir, tmp_path):
     """Suspected before the state that was kept, and critical after it, twice."""
     heard = []

@@ -241,6 +241,7 @@ def test_t18_a_response_without_tokens_takes_part_in_nothing(tiny_model_dir, tmp
     assert texts == [""] * 3
     stats, collected = recorder.stats[0], recorder.collected[0]
     assert (stats.dropped_responses, stats.steps_taken) == (1, 4)
+    assert stats.unscored_responses == 0
     others = collected.rollout.response_mask[1:]
     assert stats.score_mean == pytest.approx(0.4)  # of 0.1, 0.2 … 0.7
     assert stats.score_max == pytest.approx(0.7)
@@ -293,6 +294,7 @@ def test_a_dropped_response_is_counted_and_used_nowhere(tiny_model_dir, tmp_path
     )
     recorder = fit(tmp_path, module, data_module(), enable_checkpointing=False)
     assert [s.dropped_responses for s in recorder.stats] == [1, 1, 1]
+    assert [s.unscored_responses for s in recorder.stats] == [1, 1, 1]
     experience = recorder.collected[0].experience
     assert not experience.sequences.response_mask[2].any()
     assert experience.advantages.isfinite().all()

@@ -45,16 +45,22 @@ def nonfinite_update(course: Course, limits: RuleLimits) -> Finding | None:
 
 def reward_nonfinite(course: Course, limits: RuleLimits) -> Finding | None:
     """Responses have no usable score."""
-    now = course.now
-    dropped = (now.dropped_responses or 0.0) - (now.stale_dropped or 0.0)
-    dropped -= now.nonfinite_responses or 0.0
-    if not dropped > 0:
+    name, unscored = _unscored(course)
+    if not unscored > 0:
         return None
-    sampled = max(now.num_responses or 0.0, dropped)
-    share = dropped / sampled
-    severity = _by_share(share, limits.dropped_share)
+    sampled = max(course.now.num_responses or 0.0, unscored)
+    severity = _by_share(unscored / sampled, limits.dropped_share)
     note = f"of {sampled:.0f} responses, for their scores"
-    return found(severity, seen("dropped_responses", dropped, note=note))
+    return found(severity, seen(name, unscored, note=note))
+
+
+def _unscored(course: Course) -> tuple[str, float]:
+    """Field and number of the responses without a usable score; of foreign logs as it follows."""
+    now = course.now
+    if now.unscored_responses is not None:
+        return "unscored_responses", now.unscored_responses
+    others = (now.stale_dropped or 0.0) + (now.nonfinite_responses or 0.0)
+    return "dropped_responses", (now.dropped_responses or 0.0) - others
 
 
 def _by_share(share: float, ill: float) -> Severity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from statistics import median
 
@@ -22,13 +23,18 @@ def overfit_buffer(course: Course, limits: RuleLimits) -> Finding | None:
     finding = _far_update(course, limits) if _has_many_epochs(course, limits) else None
     if finding is None:
         return None
-    epochs = seen("epochs_done", course.now.epochs_done or 0.0, limit=limits.many_epochs)
+    most, now = _most_epochs(course), course.value("epochs_done") or 0.0
+    epochs = seen("epochs_done", now, before=most if now < most else None, limit=limits.many_epochs)
     return found(finding.severity, *finding.evidence, epochs)
 
 
 def _has_many_epochs(course: Course, limits: RuleLimits) -> bool:
-    most = max(course.values("epochs_done"), default=0.0)
-    return most >= limits.many_epochs
+    return _most_epochs(course) >= limits.many_epochs
+
+
+def _most_epochs(course: Course) -> float:
+    """Most passes of late: an update that is stopped early makes fewer than it was meant to."""
+    return max(course.values("epochs_done", 16), default=0.0)
 
 
 def _far_update(course: Course, limits: RuleLimits) -> Finding | None:
@@ -164,7 +170,9 @@ def oscillation(course: Course, limits: RuleLimits) -> Finding | None:
     steps = [after - before for before, after in pairwise(means)]
     turns = sum(a * b < 0 for a, b in pairwise(steps))
     size = (middle([abs(step) for step in steps]) or 0.0) / course.spread
-    if size < limits.swing or turns < 5:
+    responses = max(course.level("num_responses", 9) or 64.0, 1.0)
+    noise = 0.67 * math.sqrt(2 / responses)  # median step of a mean of so many equal scores
+    if size < max(limits.swing, 3 * noise) or turns < 5:
         return None
     note = f"{turns} turns in 8 iterations of {size:.2g} spreads of the scores"
     return found("ill", seen(name, means[-1], before=means[-2], note=note))

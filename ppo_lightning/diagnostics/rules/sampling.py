@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppo_lightning.diagnostics.course import Course
-from ppo_lightning.diagnostics.diagnosis import Finding, Severity
+from ppo_lightning.diagnostics.diagnosis import Evidence, Finding, Severity
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.rules.base import found, seen
 
@@ -38,10 +38,21 @@ def sampling_mismatch(course: Course, limits: RuleLimits) -> Finding | None:
     if ratio is not None and ratio > limits.ratio_error:
         note = "new and old policy are the same weights there"
         return found("ill", seen("first_ratio_error", ratio, limit=limits.ratio_error, note=note))
+    if (early := _early_kl(course, limits)) is not None:
+        return found("watch", early)
     if mismatch is None or mismatch <= limits.mismatch:
         return None
     severity: Severity = "ill" if mismatch > 4 * limits.mismatch else "watch"
     return found(severity, seen("sampler_mismatch", mismatch, limit=limits.mismatch))
+
+
+def _early_kl(course: Course, limits: RuleLimits) -> Evidence | None:
+    """Return the KL to the reference that is there before any update."""
+    kl, bound = course.value("kl_ref"), limits.first_bound(course.value("response_length_mean"))
+    if course.now.iteration != 0 or kl is None or abs(kl) <= bound:
+        return None
+    note = "before any update; the reference is another model than the policy, or scored otherwise"
+    return seen("kl_ref", kl, limit=bound, note=note)
 
 
 def rank_trouble(course: Course, limits: RuleLimits) -> Finding | None:

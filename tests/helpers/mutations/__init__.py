@@ -9,6 +9,7 @@ from tests.helpers.mutations import (
     chain,
     data,
     devices,
+    doctor,
     estimate,
     http,
     monitors,
@@ -53,6 +54,7 @@ MUTATIONS = (
     *ages.MUTATIONS,
     *monitors.MUTATIONS,
     *reporting.MUTATIONS,
+    *doctor.MUTATIONS,
     *sweeps.MUTATIONS,
     *temperature.MUTATIONS,
 )

@@ -40,9 +40,11 @@ def treat(dials, treatment, *diagnoses, spread=1.0):
 def test_doses_multiply_and_wait_for_each_other():
     dials, treatment = controls(), Treatment("D", TreatmentConfig(wait=3))
     said = treat(dials, treatment, *(ill("kl_runaway", i) for i in range(4)))
-    assert said == ["kl_coef 0.1 → 0.4", "actor_lr_factor 1 → 0.5",
-                    "kl_coef 0.4 → 1.6", "actor_lr_factor 0.5 → 0.25"]  # fmt: skip
-    assert [e["iteration"] for e in dials.journal] == [0, 0, 3, 3]
+    assert said == [
+        *("kl_coef 0.1 → 0.4", "actor_lr_factor 1 → 0.5", "clip_range 0.2 → 0.1"),
+        *("kl_coef 0.4 → 1.6", "actor_lr_factor 0.5 → 0.25", "clip_range 0.1 → 0.05"),
+    ]
+    assert [e["iteration"] for e in dials.journal] == [0, 0, 0, 3, 3, 3]
     assert all("kl_runaway" in e["reason"] for e in dials.journal)
 
 
@@ -65,6 +67,7 @@ def test_there_are_so_many_doses_and_then_it_is_exhausted():
         ("stalled", TOO_SLOW, "actor_lr_factor", {"min_actor_lr_factor": 0.04}, 5.0),
         ("critic_failure", DIVERGING, "critic_lr_factor", {"min_critic_lr_factor": 0.3}, 0.3),
         ("critic_failure", CATCHING_UP, "critic_lr_factor", {"min_critic_lr_factor": 0.25}, 2.0),
+        ("kl_runaway", "", "clip_range", {"min_clip_range_factor": 0.6}, 0.12),
         ("entropy_collapse", "", "ent_coef", {"max_ent_coef": 0.08}, 0.08),
         ("entropy_collapse", "", "temperature", {"max_temperature_factor": 1.15}, 1.15),
     ],
@@ -118,8 +121,8 @@ def test_it_is_turned_back_when_the_cause_is_gone_and_later_after_a_relapse():
     dials, treatment = controls(), Treatment("D", TreatmentConfig(undo_after=4))
     treat(dials, treatment, ill("kl_runaway", 0), ill("entropy_collapse", 2))
     dials.iteration = 4
-    undone = {"kl_runaway": ["actor_lr_factor 0.5 → 1", "kl_coef 0.8 → 0.2"]}
-    assert treatment.review(dials, []) == undone  # the other one's stays
+    undone = ["actor_lr_factor 0.5 → 1", "clip_range 0.1 → 0.2", "kl_coef 0.8 → 0.2"]
+    assert treatment.review(dials, []) == {"kl_runaway": undone}  # the other one's stays
     dials.iteration = 9
     assert treatment.review(dials, [ill("entropy_collapse", 6)]) == {}  # the last sign counts
     dials.iteration = 10
@@ -142,6 +145,22 @@ def test_doses_are_taken_back_one_by_one():
         treatment.review(dials, [])
         courses.append(round(dials["kl_coef"], 6))
     assert courses == [6.4] * 3 + [1.6] * 4 + [0.4] * 4 + [0.1] * 2
+
+
+def test_doses_of_this_iteration_are_withdrawn_alone():
+    dials, treatment = controls(), Treatment("D", TreatmentConfig(wait=3))
+    treat(dials, treatment, ill("kl_runaway", 0), ill("entropy_collapse", 1))
+    before = {dial: dials[dial] for dial in ("kl_coef", "actor_lr_factor", "ent_coef")}
+    treat(dials, treatment, ill("kl_runaway", 3), ill("critic_failure", 3, DIVERGING))
+    undone = treatment.withdraw_latest(dials)
+    assert undone == [
+        *("actor_lr_factor 0.25 → 0.5", "clip_range 0.05 → 0.1", "critic_lr_factor 0.5 → 1"),
+        *("kl_coef 3.2 → 0.8", "train_actor 0 → 1"),
+    ]
+    assert {dial: dials[dial] for dial in before} == before
+    assert treatment.withdraw_latest(dials) == []
+    assert treat(dials, treatment, ill("kl_runaway", 5)) == []  # the other treatment has its time
+    assert treat(dials, treatment, ill("kl_runaway", 6)) != []
 
 
 def test_a_relapse_while_doses_are_taken_back_is_treated_and_taken_back_later():

@@ -132,6 +132,16 @@ def test_what_an_illness_accounts_for_is_its_companion():
     assert (other.severity, other.companion_of) == ("watch", "reward_hacking")
 
 
+def test_the_one_that_leads_is_as_bad_as_its_companions():
+    signs = {"reward_hacking": ills(1, 2), "kl_runaway": ills(1) | ills(2, severity="critical")}
+    examiner = Examiner([Scripted(name, script, confirm=1) for name, script in signs.items()])
+    severities = [dict(severities) for severities in told(examiner, range(3))]
+    assert severities[1] == {"reward_hacking": "ill", "kl_runaway": "watch"}
+    assert severities[2] == {"reward_hacking": "critical", "kl_runaway": "watch"}
+    leading, _ = examiner.summary()
+    assert (leading.illness, leading.severity) == ("reward_hacking", "critical")
+
+
 @pytest.mark.parametrize(
     ("signal", "critic", "leading"),
     [

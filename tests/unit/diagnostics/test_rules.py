@@ -93,6 +93,11 @@ def test_an_update_that_went_too_far_is_told_from_many_epochs():
     far = {"kl_old": 0.3, "clip_fraction": 0.5}
     assert finding("overfit_buffer", run(3, **far)) is None
     assert finding("update_too_large", run(3, epochs_done=8.0, **far)) is None
+    fewer = run(30, epochs_done=lambda i: 8.0 if i < 10 else 4.0, **far)
+    *_, epochs = finding("overfit_buffer", fewer[:20]).evidence
+    assert (epochs.before, epochs.now) == (8.0, 4.0)
+    assert finding("overfit_buffer", fewer) is None  # the many passes are long ago
+    assert finding("update_too_large", fewer) is not None
 
 
 def test_weights_that_correct_a_lag_are_no_illness():
@@ -105,6 +110,24 @@ def test_what_is_left_out_by_a_rule_is_no_broken_score():
     assert (
         finding("reward_nonfinite", run(2, dropped_responses=9.0, nonfinite_responses=9.0)) is None
     )
+    empty = {"dropped_responses": 60.0, "unscored_responses": 0.0}
+    assert finding("reward_nonfinite", run(2, **empty)) is None
+    broken = run(2, **empty | {"unscored_responses": 9.0})
+    (evidence,) = finding("reward_nonfinite", broken).evidence
+    assert (evidence.metric, evidence.now) == ("rollout/unscored_responses", 9.0)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "kl", "length", "seen"),
+    [(0, 0.2, 9.0, True), (0, -0.2, 9.0, True), (1, 0.2, 9.0, False), (0, 0.05, 9.0, False),
+     (0, 0.2, 300.0, False), (0, 0.4, 300.0, True)],
+)  # fmt: skip
+def test_a_kl_before_any_update_is_looked_at(iteration, kl, length, seen):
+    rows = run(iteration + 1, kl_ref=kl, response_length_mean=length)
+    found = finding("sampling_mismatch", rows)
+    assert (found is not None) == seen
+    assert found is None or found.severity == "watch"
+    assert finding("sampling_mismatch", rows, first_kl=1.0, first_kl_per_token=1.0) is None
 
 
 @pytest.mark.parametrize("at", [0, 7])
@@ -288,6 +311,14 @@ def test_swings_are_an_oscillation():
     assert finding("oscillation", rows) is not None
     assert finding("oscillation", rows[:6]) is None
     assert finding("oscillation", run(12, raw_score_mean=lambda i: 1.5 * i)) is None
+
+
+def test_the_noise_of_few_answers_is_no_oscillation():
+    swing = {"raw_score_mean": lambda i: 1.5 * (i % 2)}
+    assert finding("oscillation", run(12, num_responses=8.0, **swing)) is not None
+    assert finding("oscillation", run(12, num_responses=4.0, **swing)) is None
+    wide = {"raw_score_mean": lambda i: 4.5 * (i % 2)}
+    assert finding("oscillation", run(12, num_responses=1.0, **wide)) is not None
 
 
 def test_a_policy_that_moves_for_nothing_has_no_signal():

@@ -79,6 +79,19 @@ def test_what_is_to_be_tried_exists(illness, remedy):
     assert remedy.text(healthy(3))
 
 
+BACK = ("staleness.", "sampling.")
+"""Settings of an illness that shows only where they were changed: their remedy is the preset."""
+
+
+@pytest.mark.parametrize(("illness", "remedy"), REMEDIES, ids=lambda x: getattr(x, "key", x))
+def test_what_is_to_be_tried_is_not_there_already(illness, remedy):
+    place = place_of(remedy.key)
+    if place is None or remedy.value is None or remedy.field or remedy.key.startswith(BACK):
+        return
+    preset = inspect.signature(place[0]).parameters[place[1]].default
+    assert preset != yaml.safe_load(_number(remedy.value)) or preset is None
+
+
 def test_a_key_that_leads_nowhere_is_found():
     for key in ("buffer.num_prompts", "kl.coeff", "MaxKL.bound", "reward-model", "trainer.gpus"):
         with pytest.raises((AssertionError, KeyError)):

@@ -1,0 +1,65 @@
+"""What the doctor finds, how bad it says it is, and what it turns."""
+
+from tests.helpers.mutations.base import fault
+
+_RULES = "unit/diagnostics/test_rules.py::"
+_TREATMENT = "unit/callbacks/test_treatment.py::"
+
+MUTATIONS = (
+    fault(
+        "T59",  # a run that is being lost would only be ill, as another illness accounts for it
+        "diagnostics/examiner.py",
+        "max([episode.severity, *borne], key=rank_of)",
+        "episode.severity",
+        "unit/diagnostics/test_examiner.py::test_the_one_that_leads_is_as_bad_as_its_companions",
+    ),
+    fault(
+        "T18",  # answers without tokens would be broken scores
+        "diagnostics/rules/numbers.py",
+        "    if now.unscored_responses is not None:\n",
+        "    if False:\n",
+        _RULES + "test_what_is_left_out_by_a_rule_is_no_broken_score",
+    ),
+    fault(
+        "T18",
+        "modules/reporting.py",
+        "(result.dropped.to(device) & (lengths > 0)).sum()",
+        "(~kept).sum()",
+        "integration/test_iteration.py::test_t18_a_response_without_tokens_takes_part_in_nothing",
+    ),
+    fault(
+        "T59",  # the reference is another model, and nobody says so
+        "diagnostics/rules/sampling.py",
+        "if course.now.iteration != 0 or",
+        "if True or",
+        _RULES + "test_a_kl_before_any_update_is_looked_at",
+    ),
+    fault(
+        "T59",  # noise of a few answers would be an illness
+        "diagnostics/rules/policy.py",
+        "max(limits.swing, 3 * noise)",
+        "limits.swing",
+        _RULES + "test_the_noise_of_few_answers_is_no_oscillation",
+    ),
+    fault(
+        "T59",  # passes that were too many once would be blamed for ever
+        "diagnostics/rules/policy.py",
+        'max(course.values("epochs_done", 16), default=0.0)',
+        'max(course.values("epochs_done"), default=0.0)',
+        _RULES + "test_an_update_that_went_too_far_is_told_from_many_epochs",
+    ),
+    fault(
+        "T53",  # rates that two callbacks cut in one iteration
+        "callbacks/doctor.py",
+        "if undone := self.treatment.withdraw_latest(module.controls):",
+        "if undone := ():",
+        "integration/test_doctor.py::test_a_run_that_goes_back_is_treated_once",
+    ),
+    fault(
+        "T53",  # a pause that nobody takes back
+        "callbacks/treatment.py",
+        "            record.given[-1].setdefault(dial, 1.0)  # so that it is known to be turned\n",
+        "",
+        _TREATMENT + "test_doses_of_this_iteration_are_withdrawn_alone",
+    ),
+)
