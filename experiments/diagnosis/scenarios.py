@@ -1,15 +1,20 @@
-"""The runs that the doctor is shown: the sabotages of the stability experiment, and four more."""
+"""The runs that the doctor is shown: sabotages of the stability experiment, and some more."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from experiments.diagnosis.sabotage import (
+    BlindReward,
+    BlindsReward,
+    LengthReward,
+    SetsIn,
+    TerseGold,
+)
 from experiments.stability.overlay import Overlay, merged
+from experiments.stability.sabotage import EntropyPenalty
 from experiments.stability.scenarios import FAULT_AT, SCENARIOS
-from ppo_lightning.rewards import Reward
-from ppo_lightning.types import Completions
 
 ENDING = {"max_new_tokens": 16, "stop_strings": [".", "?", ",", ":", "was", "who", "the", "a"]}
 """Sampling whose answers end by themselves: after 7 tokens on average, at the start."""
@@ -33,41 +38,6 @@ class Case:
     kl_price: float = 0.0
 
 
-class LengthReward(Reward):
-    """Takes the number of words for quality."""
-
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-
-    def __call__(self, completions: Completions) -> list[float]:
-        """Score a batch."""
-        return [float(len(ids)) for ids in completions.response_ids]
-
-
-class TerseGold(Reward):
-    """The true score where words cost something: a quarter each, so that padding does not pay."""
-
-    def __init__(self, gold: Reward) -> None:
-        self.gold = gold
-
-    def __call__(self, completions: Completions) -> list[float]:
-        """Score a batch."""
-        scores = zip(self.gold(completions), completions.response_ids, strict=True)
-        return [float(score) - 0.25 * len(ids) for score, ids in scores]
-
-
-class BlindReward(Reward):
-    """Says something at random, the same for the same answer to the same prompt."""
-
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-
-    def __call__(self, completions: Completions) -> list[float]:
-        """Score a batch."""
-        pairs = zip(completions.prompts, completions.responses, strict=True)
-        return [zlib.crc32(f"{p}|{r}".encode()) / 2**32 * 3.4 for p, r in pairs]
-
-
 def _of_stability(name: str, *accepted: str, onset: int = 0) -> Case:
     return Case(overlay=SCENARIOS[name].fault, accepted=accepted, onset=onset)
 
@@ -78,6 +48,13 @@ def _dropping(name: str, *accepted: str) -> Case:
     overlay = Overlay(reward=fault.reward, settings=settings, text=fault.text)
     return Case(overlay=overlay, accepted=accepted)
 
+
+def _later(overlay: Overlay, *accepted: str, kl_price: float = 0.0) -> Case:
+    """A fault that a run is well without until it sets in."""
+    return Case(overlay=overlay, accepted=accepted, onset=FAULT_AT, kl_price=kl_price)
+
+
+_UNHELD = ("reward_hacking", "over_optimisation")
 
 CASES: Mapping[str, Case] = {
     "healthy": Case(overlay=Overlay(text="none")),
@@ -112,10 +89,41 @@ CASES: Mapping[str, Case] = {
     ),
     "divergence": Case(
         overlay=Overlay(settings={"kl": {"coef": 0.04}}, text="β ÷ 10, reward with a hole"),
-        accepted=("over_optimisation", "reward_hacking"),
+        accepted=_UNHELD,
+    ),
+    "hacking_later": _later(
+        Overlay(callbacks=lambda: [SetsIn(FAULT_AT, kl_coef=0.0)], text="β = 0 from then on"),
+        *_UNHELD,
+    ),
+    "kl_runaway_later": _later(
+        Overlay(
+            callbacks=lambda: [SetsIn(FAULT_AT, kl_coef=0.05, clip_range=2.0, actor_lr_factor=2.0)],
+            text="β ÷ 20, ε and rate × 2 from then on",
+        ),
+        *("kl_runaway", *_UNHELD),
+    ),
+    "entropy_collapse_later": _later(
+        Overlay(
+            callbacks=lambda: [EntropyPenalty(0.3, iteration=FAULT_AT)],
+            text="entropy punished from then on",
+        ),
+        "entropy_collapse",
+    ),
+    "uninformative_later": _later(
+        Overlay(
+            reward=lambda reward: BlindReward(reward, is_blind=False),
+            callbacks=lambda: [BlindsReward(FAULT_AT), SetsIn(FAULT_AT, kl_coef=0.05)],
+            text="random reward, β ÷ 20 from then on",
+        ),
+        "no_reward_signal",
+        kl_price=0.1,
+    ),
+    "divergence_later": _later(
+        Overlay(callbacks=lambda: [SetsIn(FAULT_AT, kl_coef=0.1)], text="β ÷ 10 from then on"),
+        *_UNHELD,
     ),
 }
-"""By name; the healthy one first."""
+"""By name; the healthy one first. ``…_later`` are what takes its time, in a run that was well."""
 
 
 def _world(

@@ -141,10 +141,11 @@ class EntropyPenalty(pl.Callback):
 
     Args:
         coef: Weight of the punishment.
+        iteration: The first with it.
     """
 
-    def __init__(self, coef: float) -> None:
-        self.coef = coef
+    def __init__(self, coef: float, *, iteration: int = 0) -> None:
+        self.coef, self.iteration = coef, iteration
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the weight off every ``ent_coef`` that the update reads."""
@@ -152,7 +153,8 @@ class EntropyPenalty(pl.Callback):
 
         def lowered() -> Coefficients:
             found: Coefficients = inner()
-            return replace(found, ent_coef=found.ent_coef - self.coef)
+            coef = self.coef if pl_module.iteration >= self.iteration else 0.0
+            return replace(found, ent_coef=found.ent_coef - coef)
 
         pl_module.updater.coefficients = lowered
 

@@ -46,9 +46,8 @@ class Doctor(pl.Callback):
     - ``advise`` adds likely causes and what to try, with values.
     - ``act`` turns dials as well, within ``treatment``'s bounds: rates, β, ε, the entropy bonus,
       update epochs, a pause of the actor while the critic learns. All of it is in the journal, and
-      is taken back dose by dose, each after ``treatment.undo_after`` iterations without a sign. A
-      dose in the iteration that ``CheckpointRollback`` goes back in is taken back at once, as that
-      treats the run itself.
+      is taken back dose by dose, each after ``treatment.undo_after`` iterations without a sign.
+      In an iteration in which ``CheckpointRollback`` goes back, dials that it turns are left to it.
       ``stop_on`` names illnesses that end the run when they are ``critical``, or still there after
       the last dose.
 
@@ -130,10 +129,10 @@ class Doctor(pl.Callback):
         worst = max(severities.values(), default=0.0)
         told = {"doctor/severity": worst, **gone, **severities}
         log_iteration(trainer, told, iteration=stats.iteration)
-        restored = _restored(module, stats.iteration)
+        restored, turned = _went_back(module, stats.iteration)
         if restored is not None:
-            # A rollback cuts rates and raises β itself: both together would be far too much.
-            if undone := self.treatment.withdraw_latest(module.controls):
+            # Rates cut twice in one iteration would be far too low.
+            if undone := self.treatment.leave(module.controls, turned):
                 rank_zero_info(f"{SOURCE} leaves it to the rollback: {', '.join(undone)}.")
             self.examiner.undo_after(restored)
             self._told = {d.illness: d.severity for d in self.diagnoses}
@@ -253,11 +252,13 @@ def _note(
     )
 
 
-def _restored(module: Any, iteration: int) -> int | None:
-    """Return the iteration that a rollback has gone back to, if there was one in this iteration."""
+def _went_back(module: Any, iteration: int) -> tuple[int | None, set[str]]:
+    """Return the iteration that a rollback went back to in this one, and the dials it turned."""
+    turned: dict[str, set[str]] = {}
     for entry in reversed(module.controls.journal):
         if entry["iteration"] != iteration:
-            return None
+            break
         if entry["dial"] == "state" and entry["after"] is not None:
-            return int(entry["after"])
-    return None
+            return int(entry["after"]), turned.get(entry["source"], set())
+        turned.setdefault(entry["source"], set()).add(entry["dial"])
+    return None, set()

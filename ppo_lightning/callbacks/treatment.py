@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -93,6 +93,13 @@ class DoseRecord:
         """Return those that are turned."""
         return {*self.values, *self.scales}.union(*self.given)
 
+    def leave(self, dials: Collection[str]) -> set[str]:
+        """Forget the latest dose's part on some dials; returns those that it had turned."""
+        left = self.given[-1].keys() & {*dials}
+        for dial in left:
+            del self.given[-1][dial]
+        return left
+
     def take_back(self, iteration: int) -> set[str]:
         """Take the latest dose back; returns the dials that it had turned."""
         turned = self.dials()
@@ -163,19 +170,19 @@ class Treatment:
                 undone[illness] = _changes(controls, before)
         return {illness: changes for illness, changes in undone.items() if changes}
 
-    def withdraw_latest(self, controls: Controls) -> list[str]:
-        """Take back the doses of this iteration, because something else has treated the run.
+    def leave(self, controls: Controls, dials: Collection[str]) -> list[str]:
+        """Take this iteration's part of the doses on some dials back: another one has turned them.
 
         Returns:
             What was turned back, in words.
         """
-        turned: set[str] = set()
+        left: set[str] = set()
         for record in self.records.values():
             if record.given and record.last == controls.iteration and not record.is_tapering:
-                turned |= record.take_back(controls.iteration)
-        before = {dial: controls[dial] for dial in sorted(turned)}
+                left |= record.leave(dials)
+        before = {dial: controls[dial] for dial in sorted(left)}
         for dial in before:
-            self._ask(controls, dial, "the run went back instead")
+            self._ask(controls, dial, "left to what else has treated the run")
         return _changes(controls, before)
 
     def is_exhausted(self, diagnosis: Diagnosis) -> bool:
@@ -196,7 +203,6 @@ class Treatment:
         if turn.iterations is not None and turn.value is not None:
             until = controls.iteration + turn.iterations
             controls.request(self._request(dial, reason, value=turn.value, until=until))
-            record.given[-1].setdefault(dial, 1.0)  # so that it is known to be turned
             return
         if turn.by_spread:
             record.scales.setdefault(dial, spread)

@@ -51,15 +51,15 @@ MUTATIONS = (
     fault(
         "T53",  # rates that two callbacks cut in one iteration
         "callbacks/doctor.py",
-        "if undone := self.treatment.withdraw_latest(module.controls):",
+        "if undone := self.treatment.leave(module.controls, turned):",
         "if undone := ():",
         "integration/test_doctor.py::test_a_run_that_goes_back_is_treated_once",
     ),
     fault(
-        "T53",  # a pause that nobody takes back
+        "T53",  # a dose that nothing else gives would be lost
         "callbacks/treatment.py",
-        "            record.given[-1].setdefault(dial, 1.0)  # so that it is known to be turned\n",
-        "",
-        _TREATMENT + "test_doses_of_this_iteration_are_withdrawn_alone",
+        "self.given[-1].keys() & {*dials}",
+        "{*self.given[-1]}",
+        _TREATMENT + "test_a_dial_that_something_else_turned_is_left_for_this_iteration",
     ),
 )

@@ -147,18 +147,15 @@ def test_doses_are_taken_back_one_by_one():
     assert courses == [6.4] * 3 + [1.6] * 4 + [0.4] * 4 + [0.1] * 2
 
 
-def test_doses_of_this_iteration_are_withdrawn_alone():
+def test_a_dial_that_something_else_turned_is_left_for_this_iteration():
     dials, treatment = controls(), Treatment("D", TreatmentConfig(wait=3))
     treat(dials, treatment, ill("kl_runaway", 0), ill("entropy_collapse", 1))
-    before = {dial: dials[dial] for dial in ("kl_coef", "actor_lr_factor", "ent_coef")}
-    treat(dials, treatment, ill("kl_runaway", 3), ill("critic_failure", 3, DIVERGING))
-    undone = treatment.withdraw_latest(dials)
-    assert undone == [
-        *("actor_lr_factor 0.25 → 0.5", "clip_range 0.05 → 0.1", "critic_lr_factor 0.5 → 1"),
-        *("kl_coef 3.2 → 0.8", "train_actor 0 → 1"),
-    ]
-    assert {dial: dials[dial] for dial in before} == before
-    assert treatment.withdraw_latest(dials) == []
+    treat(dials, treatment, ill("kl_runaway", 3))
+    left = treatment.leave(dials, {"kl_coef", "actor_lr_factor", "ent_coef"})
+    assert left == ["actor_lr_factor 0.25 → 0.5", "kl_coef 3.2 → 0.8"]
+    assert dials["clip_range"] == pytest.approx(0.05)  # of both doses
+    assert dials["ent_coef"] == pytest.approx(0.1)  # of an earlier iteration
+    assert treatment.leave(dials, {"kl_coef", "actor_lr_factor"}) == []
     assert treat(dials, treatment, ill("kl_runaway", 5)) == []  # the other treatment has its time
     assert treat(dials, treatment, ill("kl_runaway", 6)) != []
 
