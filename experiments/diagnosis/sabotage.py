@@ -1,4 +1,4 @@
-"""What is done to a run for the doctor alone: rewards that mislead, and faults that set in later."""
+"""What is done to a run for the doctor alone: misleading rewards, and faults that set in later."""
 
 from __future__ import annotations
 

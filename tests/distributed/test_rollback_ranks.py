@@ -3,12 +3,14 @@
 import os
 import warnings
 
+import lightning.pytorch as pl
 import torch
 
 from ppo_lightning.callbacks import CheckpointRollback
 from ppo_lightning.checkpointing import SnapshotStore
 from ppo_lightning.diagnostics import DetectorConfig
-from ppo_lightning.distributed import rank
+from ppo_lightning.distributed import local, rank
+from ppo_lightning.modules import FSDP2Strategy
 from tests.helpers.faults import SpoiledWeights, States, same
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import data_module, fit, parameters, ppo_module
@@ -101,3 +103,55 @@ def test_t42_a_disk_that_is_full_on_one_rank_drops_the_snapshot_on_both(tmp_path
         "after_000001_iterations.rank_0.pt",
         "moved",
     ]
+
+
+class Enlarged(pl.Callback):
+    """The actor's weights are far too large after one update; shards stay shards."""
+
+    def on_update_end(self, trainer, module, stats):
+        if stats.iteration == 2:
+            for p in module.networks.actor_parameters():
+                p.data.mul_(30.0)
+
+
+class Shards(pl.Callback):
+    """A rank's own weights after each iteration."""
+
+    def __init__(self):
+        self.after = {}
+
+    def on_iteration_end(self, trainer, module, stats):
+        own = {name: local(p.detach()) for name, p in module.named_parameters()}
+        self.after[stats.iteration] = {name: part.clone() for name, part in own.items()}
+
+
+def back_from_disk(model_dir, folder):
+    module, shards = ppo_module(model_dir), Shards()
+    back = CheckpointRollback(storage="disk", thresholds=DetectorConfig(entropy_floor=None))
+    fit(
+        folder,
+        module,
+        data_module(buffer={"num_prompts": 24, "num_minibatches": 2}),
+        callbacks=[Enlarged(), back, shards],
+        max_epochs=5,
+        strategy=FSDP2Strategy(),
+        devices=2,
+        enable_checkpointing=False,
+    )
+    back_to = [i for i in (0, 1, 2) if same(shards.after[3], shards.after[i])]
+    return back_to, back.num_rollbacks, sum(p.numel() for p in shards.after[3].values())
+
+
+def test_t42_ranks_with_shards_go_back_to_their_own_files(tiny_llama_dir, tmp_path):
+    whole = sum(p.numel() for p in ppo_parameters(tiny_llama_dir))
+    first, second = run_on_ranks(back_from_disk, 2, tiny_llama_dir, tmp_path)
+    assert first[:2] == second[:2] == ([1], 1)
+    assert first[2] + second[2] == whole
+    files = {path.name.split(".")[1] for path in (tmp_path / "snapshots").iterdir()}
+    assert files == {"rank_0_of_2", "rank_1_of_2"}
+
+
+def ppo_parameters(model_dir):
+    module = ppo_module(model_dir)
+    module.configure_model()
+    return module.parameters()
