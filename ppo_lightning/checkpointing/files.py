@@ -40,7 +40,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]
             file.flush()
             fault_point("checkpoint_written")
     except (OSError, RuntimeError) as error:
-        cause = _cause(error)
+        cause = system_error(error)
         if cause is None:
             raise
         raise CheckpointError(_message(path, cause)) from error
@@ -90,7 +90,7 @@ def lock(file: BinaryIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _cause(error: BaseException) -> OSError | None:
+def system_error(error: BaseException) -> OSError | None:
     """Find the error of the file system, which torch's writer hides behind one of its own."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):

@@ -20,7 +20,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from ppo_lightning.checkpointing.files import Watched, lock, remove
+from ppo_lightning.checkpointing.files import Watched, lock, remove, system_error
 from ppo_lightning.distributed import (
     fault_point,
     first_of_tied,
@@ -123,7 +123,7 @@ def write_parts(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> 
     work = target.with_name(f".{target.name}.{token}.tmp")
     firsts = first_of_tied(in_shards(checkpoint))
     problem = _written(checkpoint, firsts, work)
-    problems = [text for text in gather_from_ranks([problem]) if text]
+    problems = [f"rank {n}: {text}" for n, text in enumerate(gather_from_ranks([problem])) if text]
     if not problems:
         problem = _named(work, target, token) if rank() == 0 else None
         problems = [text for text in gather_from_ranks([problem]) if text]
@@ -160,7 +160,8 @@ def _written(checkpoint: Mapping[str, Any], firsts: Sequence[int], work: Path) -
         if rank() == 0:
             _save({**plain, _COUNT: world_size()}, work / _WHOLE)
     except Exception as error:  # whatever it is: the others wait to hear of it
-        return f"{type(error).__name__}: {first_line(error)}"
+        cause = system_error(error) or error
+        return f"{type(cause).__name__}: {first_line(cause)}"
     return None
 
 

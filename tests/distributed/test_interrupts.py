@@ -10,10 +10,10 @@ import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from ppo_lightning.checkpointing import files, newest_good
+from ppo_lightning.checkpointing import files, newest_good, parts
 from ppo_lightning.distributed import rank
 from ppo_lightning.errors import CheckpointError, ConfigError
-from ppo_lightning.modules import last_checkpoint
+from ppo_lightning.modules import FSDP2Strategy, last_checkpoint
 from tests.helpers.deaths import exit_codes
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.runs import data_module, parameters, ppo_module, trainer
@@ -140,6 +140,37 @@ def test_t42_a_full_disk_ends_all_ranks(tiny_llama_dir, tmp_path):
     first, second = run_on_ranks(disk_full, 2, tiny_llama_dir, tmp_path)
     assert "No space left on device" in first
     assert "on another rank" in second
+
+
+def parts_and_a_full_disk(model_dir, folder):
+    """The second rank finds no room for its part of the second checkpoint."""
+
+    class Full(files.Watched):
+        written = 0
+
+        def write(self, data):
+            Full.written += os.environ["RANK"] == "1" and run.current_epoch == 1
+            if Full.written > 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    parts.Watched = Full
+    strategy = FSDP2Strategy(sharded_checkpoints=True)
+    run = trainer(folder, max_epochs=3, strategy=strategy, devices=2)
+    with pytest.raises(CheckpointError) as caught:
+        run.fit(ppo_module(model_dir), data_module())
+    return str(caught.value)
+
+
+def test_t42_a_full_disk_of_one_rank_leaves_no_parts_and_the_former_checkpoint(
+    tiny_llama_dir, tmp_path
+):
+    first, second = run_on_ranks(parts_and_a_full_disk, 2, tiny_llama_dir, tmp_path)
+    assert first == second
+    assert "could not be written: rank 1: OSError: [Errno 28] No space left on device" in first
+    kept = newest_good([tmp_path])
+    assert (kept.iterations, kept.skipped) == (1, ())
+    assert [p for p in kept.path.parent.iterdir() if p.name.startswith(".")] == []
 
 
 def apart(model_dir, folder):
