@@ -47,7 +47,7 @@ class Doctor(pl.Callback):
     - ``act`` turns dials as well, within ``treatment``'s bounds: rates, β, ε, the entropy bonus,
       update epochs, a pause of the actor while the critic learns. All of it is in the journal, and
       is taken back dose by dose, each after ``treatment.undo_after`` iterations without a sign.
-      In an iteration in which ``CheckpointRollback`` goes back, dials that it turns are left to it.
+      In an iteration in which ``CheckpointRollback`` goes back, rates that it cuts are left to it.
       ``stop_on`` names illnesses that end the run when they are ``critical``, or still there after
       the last dose.
 
@@ -129,10 +129,10 @@ class Doctor(pl.Callback):
         worst = max(severities.values(), default=0.0)
         told = {"doctor/severity": worst, **gone, **severities}
         log_iteration(trainer, told, iteration=stats.iteration)
-        restored, turned = _went_back(module, stats.iteration)
+        restored, lowered = _went_back(module, stats.iteration)
         if restored is not None:
-            # Rates cut twice in one iteration would be far too low.
-            if undone := self.treatment.leave(module.controls, turned):
+            # Rates that are cut twice in one iteration are far too low; twice the pull is no harm.
+            if undone := self.treatment.leave(module.controls, lowered):
                 rank_zero_info(f"{SOURCE} leaves it to the rollback: {', '.join(undone)}.")
             self.examiner.undo_after(restored)
             self._told = {d.illness: d.severity for d in self.diagnoses}
@@ -253,12 +253,13 @@ def _note(
 
 
 def _went_back(module: Any, iteration: int) -> tuple[int | None, set[str]]:
-    """Return the iteration that a rollback went back to in this one, and the dials it turned."""
-    turned: dict[str, set[str]] = {}
+    """Return the iteration that a rollback went back to in this one, and the dials it lowered."""
+    lowered: dict[str, set[str]] = {}
     for entry in reversed(module.controls.journal):
         if entry["iteration"] != iteration:
             break
         if entry["dial"] == "state" and entry["after"] is not None:
-            return int(entry["after"]), turned.get(entry["source"], set())
-        turned.setdefault(entry["source"], set()).add(entry["dial"])
+            return int(entry["after"]), lowered.get(entry["source"], set())
+        if None not in (entry["before"], entry["after"]) and entry["after"] < entry["before"]:
+            lowered.setdefault(entry["source"], set()).add(entry["dial"])
     return None, set()

@@ -23,7 +23,8 @@ does so while the run goes on, and can treat them (`policy: act`). Both use the 
 An illness is *watch* at its first sign, *ill* once it was seen in as many iterations as its rule
 asks for, and *critical* where the run is being lost at this moment. It is over after {CLEAR_AFTER}
 iterations without a sign; a *lasting* one stays, because all looks calm after such a jump. Where
-one illness accounts for another, the other is told as its companion.
+one illness accounts for another, the other is told as its companion, and the one that leads is as
+severe as the worst of them.
 
 Change one thing at a time, and keep the untreated run to compare.
 """

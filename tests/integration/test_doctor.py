@@ -194,12 +194,13 @@ def test_a_run_that_goes_back_is_treated_once(tiny_llama_dir, tmp_path):
     module, stats = run(tmp_path, tiny_llama_dir, doctor, back, epochs=4)
     assert back.num_rollbacks == 1
     coef = module.kl.coef
-    assert [s.kl_coef for s in stats] == pytest.approx([coef, coef, 3 * coef, 3 * coef])
+    assert [s.kl_coef for s in stats] == pytest.approx([coef, coef, 12 * coef, 12 * coef])
+    assert module.controls["actor_lr_factor"] == pytest.approx(0.1)  # the rollback's alone
     assert module.controls["clip_range"] == module.ppo.clip_range / 2  # no rollback turns it
     lines = next(tmp_path.rglob("metrics.jsonl")).read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines[1:])
     told = [c["dial"] for row in rows for c in row.get("changes", ()) if c["source"] == "Doctor"]
-    assert (told.count("kl_coef"), told.count("clip_range")) == (2, 1)  # given, and taken back
+    assert (told.count("actor_lr_factor"), told.count("kl_coef")) == (2, 1)  # one is taken back
 
 
 def test_what_comes_again_after_a_rollback_is_reported_again(tiny_llama_dir, tmp_path):

@@ -51,7 +51,7 @@ MUTATIONS = (
     fault(
         "T53",  # rates that two callbacks cut in one iteration
         "callbacks/doctor.py",
-        "if undone := self.treatment.leave(module.controls, turned):",
+        "if undone := self.treatment.leave(module.controls, lowered):",
         "if undone := ():",
         "integration/test_doctor.py::test_a_run_that_goes_back_is_treated_once",
     ),
