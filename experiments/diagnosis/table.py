@@ -42,7 +42,7 @@ def tables(results: Sequence[Result], rows: Path) -> Iterator[str]:
     """
     watched = [r for r in results if r.policy == "observe"]
     known = [replayed(r, rows) for r in watched if r.seed < OTHER_SEED]
-    yield from ("### Runs that the limits were chosen with", "", *confusion(known, rows), "")
+    yield from ("### Runs of the known world", "", *confusion(known, rows), "")
     for world in OTHER_WORLDS:
         others = [r for r in watched if r.seed // 100 == world]
         yield from (f"### Runs of world {world}", "", *confusion(others, rows), "")
