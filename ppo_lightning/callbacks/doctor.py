@@ -185,7 +185,7 @@ class Doctor(pl.Callback):
         self, trainer: pl.Trainer, module: Any, found: list[Diagnosis], stats: IterationStats
     ) -> None:
         for diagnosis in found:
-            if diagnosis.severity == "watch" or diagnosis.iteration != stats.iteration:
+            if diagnosis.iteration != stats.iteration:
                 continue
             if self._should_stop(diagnosis):
                 reason = f"{SOURCE} stops the run: {diagnosis}"
@@ -193,6 +193,8 @@ class Doctor(pl.Callback):
                 rank_zero_info(reason)
                 trainer.should_stop = True
                 return
+            if diagnosis.severity == "watch":
+                continue
             spread = self.examiner.level("score_std") or 1.0  # a median: neither NaN nor an outlier
             done = self.treatment.dose(module.controls, diagnosis, spread=spread)
             if done:
@@ -203,7 +205,9 @@ class Doctor(pl.Callback):
     def _should_stop(self, diagnosis: Diagnosis) -> bool:
         if diagnosis.illness not in self.stop_on:
             return False
-        return diagnosis.severity == "critical" or self.treatment.is_exhausted(diagnosis)
+        if "critical" in (diagnosis.severity, diagnosis.alone):  # alone: another leads
+            return True
+        return diagnosis.severity != "watch" and self.treatment.is_exhausted(diagnosis)
 
     # ------------------------------------------------------------------ checkpoints
 

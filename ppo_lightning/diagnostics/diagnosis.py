@@ -68,6 +68,7 @@ class Diagnosis:
         companion_of: The illness that accounts for it, if there is one.
         form: Which form of the illness it is, where they are treated differently.
         until: Iteration in which it was found to be over; None while it lasts.
+        alone: How bad it is itself: of one with companions without them, of a companion too.
     """
 
     illness: str
@@ -78,6 +79,7 @@ class Diagnosis:
     companion_of: str | None = None
     form: str = ""
     until: int | None = None
+    alone: Severity = "watch"
 
     @property
     def span(self) -> str:

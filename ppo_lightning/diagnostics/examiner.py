@@ -283,6 +283,7 @@ def _diagnosis(
         companion_of=cause,
         form=episode.form,
         until=episode.until,
+        alone=episode.severity,
     )
 
 

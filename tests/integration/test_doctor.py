@@ -162,6 +162,18 @@ def test_it_stops_a_run_that_is_being_lost(tiny_llama_dir, tmp_path, severity, l
     assert any(dial == "stop" for _, dial, _, _ in entries(module))
 
 
+def test_it_stops_a_run_for_what_another_illness_accounts_for(tiny_llama_dir, tmp_path):
+    hacked = At(range(1, 6), illness="reward_hacking")
+    collapsed = At({2, 3}, illness="policy_collapse", severity="critical")
+    doctor = Doctor(policy="act", report="none", rules=[hacked, collapsed],
+                    stop_on=["policy_collapse"])  # fmt: skip
+    doctor.examiner.rules = (hacked, collapsed)
+    _, stats = run(tmp_path, tiny_llama_dir, doctor, epochs=5)
+    assert [s.iteration for s in stats] == [0, 1, 2]
+    (companion,) = [d for d in doctor.diagnoses if d.companion_of]
+    assert (companion.illness, companion.severity) == ("policy_collapse", "watch")
+
+
 @pytest.mark.parametrize(("report", "rollbacks"), [("ill", 1), ("critical", 0), ("none", 0)])
 def test_rollback_goes_back_on_what_it_reports(tiny_llama_dir, tmp_path, report, rollbacks):
     doctor = scripted({2}, illness="reward_hacking", report=report)

@@ -49,6 +49,13 @@ MUTATIONS = (
         _RULES + "test_an_update_that_went_too_far_is_told_from_many_epochs",
     ),
     fault(
+        "T53",  # a run that was to be stopped goes on, as another illness leads
+        "callbacks/doctor.py",
+        '"critical" in (diagnosis.severity, diagnosis.alone)',
+        'diagnosis.severity == "critical"',
+        "integration/test_doctor.py::test_it_stops_a_run_for_what_another_illness_accounts_for",
+    ),
+    fault(
         "T53",  # rates that two callbacks cut in one iteration
         "callbacks/doctor.py",
         "if undone := self.treatment.leave(module.controls, lowered):",
