@@ -66,8 +66,8 @@ def stalled(course: Course, limits: RuleLimits) -> Finding | None:
 
 
 def _least_gain(kl: float, limits: RuleLimits) -> float:
-    """Gain, in spreads, that a KL must have bought: half a spread is one, however far it went."""
-    wanted = min(limits.efficiency * math.sqrt(2 * max(kl, 0.0)), 0.5)
+    """Gain, in spreads, that a KL must have bought."""
+    wanted = min(limits.efficiency * math.sqrt(2 * max(kl, 0.0)), limits.bought_gain)
     return max(wanted, limits.flat_gain)
 
 
@@ -88,7 +88,9 @@ def critic_failure(course: Course, limits: RuleLimits) -> Finding | None:
     now, limit = recent[-1], -limits.explained_variance
     loss = course.level("value_loss", 3)
     height = None if loss is None else seen("value_loss", loss, before=course.first("value_loss"))
-    if now < 10 * limit or (now < limit and sum(value < limit for value in recent) >= 3):
+    if now < -limits.absurd_variance or (
+        now < limit and sum(value < limit for value in recent) >= 3
+    ):
         worse = seen("explained_variance", now, limit=limit, note="worse than a constant")
         falls = loss is not None and loss < 0.9 * (course.first("value_loss") or 0.0)
         return found("ill", worse, height, form=CATCHING_UP if falls else DIVERGING)

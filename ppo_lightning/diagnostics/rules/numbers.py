@@ -30,14 +30,14 @@ def nonfinite_update(course: Course, limits: RuleLimits) -> Finding | None:
             return found("critical", seen(name, value, note="it is not finite"), form=SPREADING)
     if now.nonfinite_responses:
         share = now.nonfinite_responses / max(now.num_responses or now.nonfinite_responses, 1.0)
-        severity = _by_share(share, 0.0)
+        severity = _by_share(share, 0.0, limits)
         note = "responses of which a network gave a number that is not finite"
         evidence = seen("nonfinite_responses", now.nonfinite_responses, note=note)
         return found(severity, evidence, form=SPREADING)
     share = skipped / max(skipped + taken, 1.0)
     if not skipped:
         return None
-    severity = _by_share(share, limits.skipped_share)
+    severity = _by_share(share, limits.skipped_share, limits)
     note = f"of {skipped + taken:.0f} steps"
     form = SPREADING if severity == "critical" else ""
     return found(severity, seen("steps_skipped_nonfinite", skipped, note=note), form=form)
@@ -49,7 +49,7 @@ def reward_nonfinite(course: Course, limits: RuleLimits) -> Finding | None:
     if not unscored > 0:
         return None
     sampled = max(course.now.num_responses or 0.0, unscored)
-    severity = _by_share(unscored / sampled, limits.dropped_share)
+    severity = _by_share(unscored / sampled, limits.dropped_share, limits)
     note = f"of {sampled:.0f} responses, for their scores"
     return found(severity, seen(name, unscored, note=note))
 
@@ -63,6 +63,6 @@ def _unscored(course: Course) -> tuple[str, float]:
     return "dropped_responses", (now.dropped_responses or 0.0) - others
 
 
-def _by_share(share: float, ill: float) -> Severity:
-    """Severity of a fault by the share that has it; of half it is critical."""
-    return "critical" if share >= 0.5 else "ill" if share >= ill else "watch"
+def _by_share(share: float, ill: float, limits: RuleLimits) -> Severity:
+    """Severity of a fault by the share that has it."""
+    return "critical" if share >= limits.broken_share else "ill" if share >= ill else "watch"

@@ -40,12 +40,11 @@ def _most_epochs(course: Course) -> float:
 def _far_update(course: Course, limits: RuleLimits) -> Finding | None:
     kl, clipped = course.value("kl_old"), course.value("clip_fraction")
     share = None if clipped is None else seen("clip_fraction", clipped, limit=limits.clip_fraction)
-    if kl is not None and kl > 4 * limits.kl_old:
+    if kl is not None and kl > limits.step_up * limits.kl_old:
         # A mean of exponentials: few clipped tokens are one token of a huge ratio, not an update.
         wide = clipped is None or clipped > limits.clip_watch
-        return found(
-            "critical" if wide else "watch", seen("kl_old", kl, limit=4 * limits.kl_old), share
-        )
+        jump = seen("kl_old", kl, limit=limits.step_up * limits.kl_old)
+        return found("critical" if wide else "watch", jump, share)
     far = kl is not None and kl > limits.kl_old
     if kl is not None and far and (clipped is None or clipped > limits.clip_fraction):
         return found("ill", seen("kl_old", kl, limit=limits.kl_old), share)
@@ -62,11 +61,11 @@ def policy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
     if mean is None or level is None or spread is None or len(before) < 2:
         return None
     noise = middle([abs(value - level) for value in before]) or 0.0
-    margin = max(limits.score_fall * spread, 6 * noise)
+    margin = max(limits.score_fall * spread, limits.score_noise * noise)
     if not (spread > 0 and mean < level - margin):
         return None
     entropy, first = course.value("entropy"), course.first("entropy")
-    lost = entropy is not None and first and entropy < 0.2 * first
+    lost = entropy is not None and first and entropy < limits.collapsed_entropy * first
     return found(
         "critical" if lost else "ill",
         seen(mean_of, mean, before=level, limit=level - margin),
@@ -84,9 +83,10 @@ def kl_runaway(course: Course, limits: RuleLimits) -> Finding | None:
     growing = before is None or kl > limits.kl_growth * before
     loose = _unheld(course, limits)
     evidence = (seen("kl_ref", kl, before=course.first("kl_ref"), limit=bound), loose)
-    if kl > 6 * bound:
+    if kl > limits.kl_critical * bound:
         return found("critical", *evidence)
-    ill = (loose is not None and growing) or (kl > 2 * bound and growing) or kl > 3 * bound
+    ill = growing and (loose is not None or kl > limits.kl_growing * bound)
+    ill = ill or kl > limits.kl_far * bound
     return found("ill" if ill else "watch", *evidence)
 
 
@@ -108,7 +108,7 @@ def entropy_collapse(course: Course, limits: RuleLimits) -> Finding | None:
         return None
     evidence = seen("entropy", entropy, before=first, limit=limits.entropy_share * first)
     if entropy < limits.entropy_share * first:
-        severity: Severity = "critical" if entropy < 0.1 * first else "ill"
+        severity: Severity = "critical" if entropy < limits.entropy_critical * first else "ill"
         return found(
             "watch" if _is_hacked(course, limits) else severity, evidence, _openings(course)
         )
@@ -172,7 +172,7 @@ def oscillation(course: Course, limits: RuleLimits) -> Finding | None:
     size = (middle([abs(step) for step in steps]) or 0.0) / course.spread
     responses = max(course.level("num_responses", 9) or 64.0, 1.0)
     noise = 0.67 * math.sqrt(2 / responses)  # median step of a mean of so many equal scores
-    if size < max(limits.swing, 3 * noise) or turns < 5:
+    if size < max(limits.swing, 3 * noise) or turns < limits.swing_turns:
         return None
     note = f"{turns} turns in 8 iterations of {size:.2g} spreads of the scores"
     return found("ill", seen(name, means[-1], before=means[-2], note=note))

@@ -22,7 +22,7 @@ def reward_scale(course: Course, limits: RuleLimits) -> Finding | None:
     loss = course.level("value_loss", 3)
     largest = course.level("advantage_abs_max", 3)
     return found(
-        "ill" if spread > 4 * limits.reward_spread else "watch",
+        "ill" if spread > limits.step_up * limits.reward_spread else "watch",
         seen("score_std", spread, limit=limits.reward_spread),
         None if mean is None else seen("score_mean", mean),
         None
@@ -104,7 +104,9 @@ def reward_hacking(course: Course, limits: RuleLimits) -> Finding | None:
     if _is_narrowed(course, limits):
         return found("watch", _risen(course), gold, *price)
     if below:
-        return found("critical" if gain > 3 else "ill", _risen(course), gold, *price)
+        return found(
+            "critical" if gain > limits.critical_gain else "ill", _risen(course), gold, *price
+        )
     return found("ill" if len(price) > 2 else "watch", _risen(course), *price)
 
 
@@ -123,7 +125,7 @@ def _is_narrowed(course: Course, limits: RuleLimits) -> bool:
 def over_optimisation(course: Course, limits: RuleLimits) -> Finding | None:
     """The proxy holds what it gained or still rises, while the independent judge's score falls."""
     gold = _fallen_gold(course, limits)
-    if gold is None or course.gain is None or course.gain < 0.5:
+    if gold is None or course.gain is None or course.gain < limits.held_gain:
         return None
     kl, kl_start = course.level("kl_ref"), course.first("kl_ref")
     return found(
@@ -167,7 +169,7 @@ def _price(course: Course, limits: RuleLimits) -> tuple[Evidence, ...]:
         "kl_ref": limits.kl_bound(length),
         "repeated_bigrams": _plus(course.start("repeated_bigrams"), limits.repetition),
         "response_length_mean": _times(course.first("response_length_mean"), limits.length_growth),
-        "opening_share": _plus(course.start("opening_share"), 0.3),
+        "opening_share": _plus(course.start("opening_share"), limits.opening_rise),
     }
     paid = [
         seen(name, level, before=course.first(name), limit=bound)
@@ -175,8 +177,9 @@ def _price(course: Course, limits: RuleLimits) -> tuple[Evidence, ...]:
         if bound is not None and (level := course.level(name, 3)) is not None and level > bound
     ]
     entropy, first = course.level("entropy", 3), course.first("entropy")
-    if entropy is not None and first and entropy < 0.7 * first:
-        paid.append(seen("entropy", entropy, before=first, limit=0.7 * first))
+    if entropy is not None and first and entropy < limits.entropy_price * first:
+        bound = limits.entropy_price * first
+        paid.append(seen("entropy", entropy, before=first, limit=bound))
     return tuple(paid)
 
 

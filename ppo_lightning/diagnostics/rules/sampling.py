@@ -42,7 +42,7 @@ def sampling_mismatch(course: Course, limits: RuleLimits) -> Finding | None:
         return found("watch", early)
     if mismatch is None or mismatch <= limits.mismatch:
         return None
-    severity: Severity = "ill" if mismatch > 4 * limits.mismatch else "watch"
+    severity: Severity = "ill" if mismatch > limits.step_up * limits.mismatch else "watch"
     return found(severity, seen("sampler_mismatch", mismatch, limit=limits.mismatch))
 
 

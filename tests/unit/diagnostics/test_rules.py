@@ -371,6 +371,54 @@ def test_a_bad_start_that_is_being_mended_is_told_from_a_critic_that_diverges():
     assert finding("critic_failure", rows).form == CATCHING_UP
 
 
+SURGE = {"raw_score_mean": lambda i: -0.6 + 0.3 * i, "kl_ref": 9.0}
+FALLING = {"val_greedy": lambda i: gold(1.0 - 0.2 * i, 0.02)}
+
+DEGREES = {
+    "step_up": ("reward_scale", {"score_std": 33.0}, 5.0, "ill", "watch"),
+    "broken_share": ("reward_nonfinite", {"dropped_responses": 50.0}, 0.3, "ill", "critical"),
+    "critical_gain": ("reward_hacking", SURGE | FALLING, 99.0, "critical", "ill"),
+    "held_gain": ("over_optimisation", FALLING, 5.0, "ill", None),
+    "opening_rise": (
+        *("reward_hacking", SURGE | {"opening_share": lambda i: 0.02 + 0.025 * i}),
+        *(0.9, "watch", None),
+    ),
+    "entropy_price": (
+        *("reward_hacking", SURGE | {"entropy": lambda i: 2.0 - 0.04 * i}, 0.5, "watch", None),
+    ),
+    "entropy_critical": ("entropy_collapse", {"entropy": lambda i: 2.0 - 0.09 * i}, 0.2, "ill",
+                         "critical"),
+    "score_noise": (
+        *("policy_collapse", {"raw_score_mean": lambda i: 0.5 * (i % 2) - 2.0 * (i == 19)}),
+        *(20.0, "ill", None),
+    ),
+    "collapsed_entropy": (
+        "policy_collapse",
+        {"raw_score_mean": lambda i: -3.0 * (i == 19), "entropy": lambda i: 2.0 - 1.5 * (i == 19)},
+        *(0.3, "ill", "critical"),
+    ),
+    "kl_growing": ("kl_runaway", {"kl_ref": lambda i: 0.6 * i, "kl_coef": 1.0}, 3.0, "ill",
+                   "watch"),
+    "kl_far": ("kl_runaway", {"kl_ref": 16.0, "kl_coef": 1.0}, 4.0, "ill", "watch"),
+    "kl_critical": ("kl_runaway", {"kl_ref": 31.0}, 7.0, "critical", "ill"),
+    "bought_gain": (
+        *("no_reward_signal", {"raw_score_mean": lambda i: -0.6 + 0.025 * i, "kl_ref": 14.0}),
+        *(0.2, "ill", None),
+    ),
+    "absurd_variance": ("critic_failure", {"explained_variance": lambda i: 0.3 - 4.3 * (i == 19)},
+                        5.0, "ill", None),
+    "swing_turns": ("oscillation", {"raw_score_mean": lambda i: 1.5 * (i % 2)}, 8, "ill", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", DEGREES)
+def test_degrees_are_limits_too(limit):
+    illness, changes, value, before, after = DEGREES[limit]
+    rows = run(20, **changes)
+    severities = [finding(illness, rows), finding(illness, rows, **{limit: value})]
+    assert [None if seen is None else seen.severity for seen in severities] == [before, after]
+
+
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(-1e3, 1e3)
 NUMBERS = [f.name for f in fields(IterationStats) if str(f.type).startswith("float | None")]
 
