@@ -7,6 +7,7 @@ platform's line ends can get in.
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ __all__ = [
     "decode",
     "naming",
     "open_atomic",
+    "own_ids",
     "parse_record",
     "read_json",
     "read_jsonl",
@@ -335,3 +337,16 @@ def _ends_with_newline(path: Path) -> bool:
 def _json_type(value: Any) -> str:
     names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
+
+
+_SVG_ID = re.compile(r'(?P<before>\bid="|\bhref="#|\burl\(#)(?P<name>[^")]+)')
+
+
+def own_ids(svg: str, key: str) -> str:
+    """Return an SVG whose names begin with its own key, so that a page may hold several.
+
+    Args:
+        svg: Whose names no other element of itself has.
+        key: Unique in the page.
+    """
+    return _SVG_ID.sub(rf"\g<before>{key}-\g<name>", svg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from ppo_lightning.callbacks.controller import fresh_stats
 from ppo_lightning.callbacks.treatment import Treatment, TreatmentConfig
 from ppo_lightning.configs.checks import require
 from ppo_lightning.diagnostics import (
+    Answer,
     Diagnosis,
     Examiner,
     Rule,
@@ -24,6 +26,7 @@ from ppo_lightning.diagnostics import (
     rank_of,
     rules_with,
 )
+from ppo_lightning.distributed import gather_from_ranks
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules.reporting import log_iteration
 from ppo_lightning.types import Verdict
@@ -59,7 +62,8 @@ class Doctor(pl.Callback):
     Args:
         policy: What to do about illnesses.
         rules: Rules of your own, besides those of this project; one on an illness that has a rule
-            takes its place. One that fails is told of once, and stops nothing.
+            takes its place. One that fails is told of once, and stops nothing. On several ranks all
+            are asked, and what they say on the first one counts.
         limits: Thresholds of the rules.
         ignore: Illnesses that are not looked for.
         report: Least severity that is reported, or ``none``.
@@ -86,7 +90,7 @@ class Doctor(pl.Callback):
         for name in stop_on or ():
             require(name in known, f"`stop_on`: `{name}` is not looked for. Known: {known}.")
         self.policy, self.report, self.stop_on = policy, report, frozenset(stop_on or ())
-        self.examiner = Examiner(asked, limits, on_failure=self._warn)
+        self.examiner = Examiner(asked, limits, on_failure=self._warn, agree=self._agreed)
         self.treatment = Treatment(SOURCE, treatment)
         self._told: dict[str, Severity] = {}
         self._reported: set[tuple[str, int]] = set()
@@ -101,14 +105,14 @@ class Doctor(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Take back what the doctor of the run that is resumed has turned, if this one only looks.
 
-        Nobody would turn it back otherwise.
+        Nobody would turn it back otherwise. One that acts takes back what it has no record of.
         """
-        if self.policy == "act" or _is_supervised(pl_module):
+        if _is_supervised(pl_module):
             return
-        for record in self.treatment.records.values():
-            for dial in sorted(record.dials()):
-                pl_module.controls.withdraw(SOURCE, dial)
-        self.treatment.records.clear()
+        if self.policy != "act":
+            self.treatment.records.clear()
+        if undone := self.treatment.withdraw_unknown(pl_module.controls):
+            rank_zero_info(f"{SOURCE} takes back what an earlier one has turned: {undone}.")
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -174,6 +178,17 @@ class Doctor(pl.Callback):
             _note(module, illness, before, None, "no sign of it any more")
             if before != "watch":
                 rank_zero_info(f"{SOURCE}: {illness} is over in iteration {stats.iteration}.")
+
+    def _agreed(self, answers: list[Answer]) -> list[Answer]:
+        """Take what the rules say on the first rank: dials of one rank alone would part the others.
+
+        Failures on other ranks are told of.
+        """
+        first, *others = gather_from_ranks([answers])
+        for answer in itertools.chain(*others):
+            if isinstance(answer, RuleError):
+                self._warn(answer)
+        return first
 
     def _warn(self, error: RuleError) -> None:
         """Say once of each rule that it fails; the run and the other rules go on."""

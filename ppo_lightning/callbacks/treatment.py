@@ -185,6 +185,19 @@ class Treatment:
             self._ask(controls, dial, "left to what else has treated the run")
         return _changes(controls, before)
 
+    def withdraw_unknown(self, controls: Controls) -> str:
+        """Take back what is asked for in this name, and stands in no record.
+
+        Returns:
+            What was turned back, in words.
+        """
+        known = {dial for record in self.records.values() for dial in record.dials()}
+        loose = [dial for dial in controls.asked_by(self.source) if dial not in known]
+        before = {dial: controls[dial] for dial in loose}
+        for dial in loose:
+            controls.withdraw(self.source, dial)
+        return ", ".join(_changes(controls, before))
+
     def is_exhausted(self, diagnosis: Diagnosis) -> bool:
         """Whether the last dose was given, and has had its time."""
         record = self.records.get(diagnosis.illness, DoseRecord())

@@ -26,7 +26,7 @@ from ppo_lightning.diagnostics.diagnosis import (
     rank_of,
     worst,
 )
-from ppo_lightning.diagnostics.examiner import Episode, Examiner
+from ppo_lightning.diagnostics.examiner import Answer, Episode, Examiner
 from ppo_lightning.diagnostics.handbook import HANDBOOK, Card, Remedy, Turn
 from ppo_lightning.diagnostics.illnesses import ILLNESSES, UPDATE_ILLNESSES
 from ppo_lightning.diagnostics.limits import RuleLimits
@@ -51,6 +51,7 @@ __all__ = [
     "SEVERITIES",
     "UPDATE_ILLNESSES",
     "Advice",
+    "Answer",
     "Card",
     "Course",
     "DetectorConfig",

@@ -21,6 +21,9 @@ TOGETHER = 1
 """Iterations between two illnesses that count as having come together."""
 
 
+Answer = Finding | RuleError | None
+"""What a rule says of an iteration, or how it failed."""
+
 _Stage = tuple[int, Severity, tuple[Evidence, ...], str]
 
 
@@ -71,6 +74,8 @@ class Examiner:
         clear_after: Iterations without a sign that end an episode.
         on_failure: Called with the error of a rule that raises or says nonsense; the others go on.
             Without it the error is raised.
+        agree: Given what each rule answered here, returns what counts: on several ranks, where
+            rules of a user's own may differ, the same on all.
     """
 
     def __init__(
@@ -80,9 +85,10 @@ class Examiner:
         *,
         clear_after: int = CLEAR_AFTER,
         on_failure: Callable[[RuleError], None] | None = None,
+        agree: Callable[[list[Answer]], list[Answer]] | None = None,
     ) -> None:
         self.rules, self.limits, self.clear_after = tuple(rules), limits, clear_after
-        self.on_failure = on_failure
+        self.on_failure, self.agree = on_failure, agree
         self.episodes: list[Episode] = []
         self._open: dict[str, Episode] = {}
         self._rows: list[IterationStats] = []
@@ -100,19 +106,23 @@ class Examiner:
         self._rows = keep([*self._rows, row])
         self._trained += is_trained(row)
         course = Course(self._rows, trained=self._trained)
-        for rule in self.rules:
-            self._ask(rule, course)
+        answers = [self._answer(rule, course) for rule in self.rules]
+        if self.agree is not None:
+            answers = self.agree(answers)
+        for rule, answer in zip(self.rules, answers, strict=True):
+            if not isinstance(answer, RuleError):
+                self._note(rule, answer, row.iteration)
+            elif self.on_failure is not None:
+                self.on_failure(answer)
         return self.diagnoses()
 
-    def _ask(self, rule: Rule, course: Course) -> None:
+    def _answer(self, rule: Rule, course: Course) -> Answer:
         try:
-            finding = ask(rule, course, self.limits)
+            return ask(rule, course, self.limits)
         except RuleError as error:
             if self.on_failure is None:
                 raise
-            self.on_failure(error)
-        else:
-            self._note(rule, finding, course.now.iteration)
+            return error
 
     def level(self, name: str) -> float | None:
         """Return the level of a field of ``IterationStats`` over the last three iterations."""

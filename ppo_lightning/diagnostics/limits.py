@@ -27,8 +27,8 @@ class RuleLimits:
             interquantile ranges) from the running level.
         reward_spread: Spread of the scores that training sees, for ``watch``. The usual β is meant
             for about 1.
-        stale_lag: Updates between the weights that sampled and the current ones, for ``ill``
-            unless importance weights correct it.
+        stale_lag: Updates between the weights that sampled and the current ones, beyond the lag
+            that the run is set up for, for ``ill`` unless importance weights correct it.
         capped_share: Share of corrected tokens whose weight was cut.
         negative_kl: Mean KL to the reference below minus this, in nats per response: a KL is never
             negative if the samples are the policy's own.

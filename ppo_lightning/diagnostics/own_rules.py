@@ -19,7 +19,7 @@ class RuleError(ConfigError):
         illness: That the rule looks for.
     """
 
-    def __init__(self, message: str, *, illness: str) -> None:
+    def __init__(self, message: str, *, illness: str = "") -> None:  # a copy is made without it
         super().__init__(message)
         self.illness = illness
 

@@ -21,6 +21,13 @@ class StalenessStats:
     lag_max: float | None = metric(
         "rollout/lag_max", "updates", "largest", "the same, of the oldest response in the buffer"
     )
+    lag_allowed: float | None = metric(
+        "rollout/lag_allowed",
+        "updates",
+        "state",
+        "lag that the run is set up for: the larger of `staleness.max_lag` and how far the engine "
+        "samples ahead",
+    )
     stale_dropped: float | None = metric(
         "rollout/stale_dropped",
         "responses",

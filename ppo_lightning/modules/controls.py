@@ -7,7 +7,7 @@ the requests, and a journal tells who changed what and when.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
@@ -204,6 +204,41 @@ class Controls:
             if self._laws.get(dial) != source:
                 self.withdraw(source, dial)
         self._former_laws = {}
+
+    def asked_by(self, source: str) -> list[str]:
+        """Return the dials that a source has a request for which holds for good."""
+        own = (request for request in self._requests.values() if request.source == source)
+        return [request.dial for request in own if request.until is None]
+
+    def left_over(self, present: Collection[str]) -> list[str]:
+        """Say which dials stay turned although who turned them is not there any more.
+
+        A law's own are withdrawn by ``drop_unclaimed``; these are those of later layers, which
+        nobody would turn back.
+
+        Args:
+            present: Sources that may still turn theirs back.
+
+        Returns:
+            A line for each source that is missing.
+        """
+        held = [r for r in self._requests.values() if r.layer != "controller"]
+        held = [r for r in held if r.until is None or r.until > self.iteration]
+        missing = dict.fromkeys(r.source for r in held if r.source not in present)
+        return [_left_over(s, self._turned(r.dial for r in held if r.source == s)) for s in missing]
+
+    def _turned(self, dials: Iterable[str]) -> str:
+        changes = ((dial, self._dials[dial].value, self[dial]) for dial in dials)
+        return ", ".join(f"`{dial}` {before:.3g} → {now:.3g}" for dial, before, now in changes)
+
+
+def _left_over(source: str, turned: str) -> str:
+    doctor = "add the callback Doctor with `policy: observe`, or " if source == "Doctor" else ""
+    return (
+        f"This run goes on with what {source} turned before: {turned} (configured → in force). "
+        f"There is no {source} here that would turn it back. To do so {doctor}call "
+        f'`module.controls.withdraw("{source}", DIAL)` in a callback\'s `on_train_start`.'
+    )
 
 
 def ppo_dials(

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -399,8 +400,15 @@ class PPOModule(UpdateSteps):
 
     @override
     def on_train_start(self) -> None:
-        """Let go of what laws of the resumed run asked for that this run does not have."""
+        """Let go of what laws of the resumed run asked for that this run does not have.
+
+        What a doctor or a guard asked for stays, so it is said.
+        """
         self.controls.drop_unclaimed()
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        present = {kind.__name__ for callback in callbacks for kind in type(callback).__mro__}
+        for line in self.controls.left_over(present):
+            rank_zero_warn(line)
         self.agree_on_stop()
 
     @override

@@ -72,13 +72,22 @@ def compares_sampler(stats: IterationStats) -> bool:
     return not stats.lag_max and stats.importance_mean is None
 
 
+def allowed_lag(engine: RolloutEngine, config: StalenessConfig) -> float:
+    """Return the lag that a run is set up for, in updates: more than it is a sign of trouble."""
+    return float(max(config.max_lag, _ahead(engine)))
+
+
+def _ahead(engine: RolloutEngine) -> int:
+    return engine.ahead if isinstance(engine, BackgroundEngine) else 0
+
+
 def check_staleness(engine: RolloutEngine, config: StalenessConfig) -> None:
     """Refuse an engine that samples ahead beside rules that leave nothing of what it samples.
 
     Raises:
         ConfigError: Names both settings.
     """
-    ahead = engine.ahead if isinstance(engine, BackgroundEngine) else 0
+    ahead = _ahead(engine)
     name = type(engine).__name__
     if config.strict and ahead:
         raise ConfigError(

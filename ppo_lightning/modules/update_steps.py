@@ -16,6 +16,7 @@ from ppo_lightning.configs import (
     OptimizerConfig,
     PPOConfig,
     SamplingConfig,
+    StalenessConfig,
     ValidationConfig,
 )
 from ppo_lightning.distributed import any_rank, gather_from_ranks
@@ -29,7 +30,7 @@ from ppo_lightning.modules.optim import advance, refresh
 from ppo_lightning.modules.passes import IDLE, Part
 from ppo_lightning.modules.reporting import IterationLedger, log_iteration
 from ppo_lightning.modules.stages import call_listeners, is_treated, profiled
-from ppo_lightning.modules.staleness import compares_sampler
+from ppo_lightning.modules.staleness import allowed_lag, compares_sampler
 from ppo_lightning.modules.updater import Updater
 from ppo_lightning.rollout import PolicyVersions, RolloutEngine, RolloutsAhead
 from ppo_lightning.types import MiniBatch, Verdict
@@ -51,6 +52,7 @@ class UpdateSteps(HeldOutSteps):
 
     networks: ActorCritic | None
     engine: RolloutEngine
+    staleness: StalenessConfig
     sampling: SamplingConfig
     optimizer_config: OptimizerConfig
 
@@ -227,6 +229,7 @@ class UpdateSteps(HeldOutSteps):
             stats,
             **self._times(),
             **self._since_start(stats),
+            lag_allowed=allowed_lag(self.engine, self.staleness),
             kl_coef=self.controls["kl_coef"],
             clip_range=self.controls["clip_range"],
             ent_coef=self.controls["ent_coef"],

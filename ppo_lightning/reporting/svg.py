@@ -9,6 +9,8 @@ from __future__ import annotations
 import html
 import re
 
+from ppo_lightning.io import own_ids
+
 PLACEHOLDERS = {
     "ink": "#010101",
     "muted": "#010102",
@@ -43,10 +45,7 @@ def page_svg(drawn: str, *, key: str, title: str, text: str) -> str:
         raise ValueError("`drawn` holds no `svg` element with a `viewBox`.")
     body = drawn[opening.end() :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', body)
-    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", body)
-    body = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', body)
-    body = re.sub(r"#0101[0-9a-f]{2}", _variable, body)
+    body = re.sub(r"#0101[0-9a-f]{2}", _variable, own_ids(body, key))
     head = (
         f'<svg viewBox="{opening[1]}" role="img" aria-labelledby="{key}-title {key}-desc">'
         f'<title id="{key}-title">{html.escape(title)}</title>'

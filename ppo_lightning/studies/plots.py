@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ppo_lightning.io import own_ids
 from ppo_lightning.studies.compare import Comparison, Row
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -20,7 +20,6 @@ _DASHES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _MOST_CURVES = 8
 _LONGEST_LABEL = 44
-_ID = re.compile(r'\bid="([^"]+)"|(href)="#([^"]+)"|url\(#([^)]+)\)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +196,9 @@ def _svg(draw: Callable[[Any], None], size: tuple[float, float], name: str) -> s
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    return _ID.sub(lambda found: _renamed(found, name), text[text.index("<svg") :].strip())
+    return own_ids(text[text.index("<svg") :].strip(), name)
 
 
 def _cut(label: str) -> str:
     """Shorten a label that would leave no room for the picture; the table has it whole."""
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
-
-
-def _renamed(found: re.Match[str], name: str) -> str:
-    own, link, target, url = found.groups()
-    if own:
-        return f'id="{name}-{own}"'
-    return f'{link}="#{name}-{target}"' if link else f"url(#{name}-{url})"

@@ -114,6 +114,7 @@ def test_sampling_ahead_is_one_update_late_and_nothing_else(case, tmp_path):
     found, ours, watch = run(tmp_path / "b", tiny_model_dir, engine, **settings)
     assert same(late, found)
     assert [s.lag_max for s in ours.stats] == [0, 1, 1]
+    assert [s.lag_allowed for s in (*recorded.stats, *ours.stats)] == [0] * 3 + [1] * 3
     assert [s.policy_version for s in ours.stats] == [0, 0, 4]
     assert ours.stats[2].importance_mean == recorded.stats[2].importance_mean
     assert len(watch.pids) == 1

@@ -272,6 +272,30 @@ def test_a_doctor_that_only_looks_turns_back_what_one_that_acted_has_turned(
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_run_without_a_doctor_says_what_one_has_turned(tiny_llama_dir, tmp_path, caplog):
+    """The doctor that comes after it knows nothing of what was done, and takes it back as well."""
+    acting = scripted({1}, policy="act", report="none")
+    treated, _ = run(tmp_path / "a", tiny_llama_dir, acting, epochs=2)
+    coef, dials = treated.controls["kl_coef"], treated.controls
+    last = next((tmp_path / "a").rglob("*.ckpt"))
+    with pytest.warns(UserWarning, match="goes on with what Doctor turned before") as told:
+        _, stats = run(tmp_path / "b", tiny_llama_dir, epochs=3, ckpt=last)
+    (line,) = [str(w.message) for w in told if "Doctor turned" in str(w.message)]
+    assert f"`kl_coef` {treated.kl.coef:.3g} → {coef:.3g}" in line
+    assert f"`actor_lr_factor` 1 → {dials['actor_lr_factor']:.3g}" in line
+    assert "add the callback Doctor with `policy: observe`" in line
+    assert stats[-1].kl_coef == coef
+    last = next((tmp_path / "b").rglob("*.ckpt"))
+    with caplog.at_level(logging.INFO):
+        ours, stats = run(
+            *(tmp_path / "c", tiny_llama_dir, scripted(set(), policy="act")), epochs=4, ckpt=last
+        )
+    assert f"takes back what an earlier one has turned: kl_coef {coef:.3g} →" in caplog.text
+    assert stats[-1].kl_coef == ours.kl.coef
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_resumed_run_is_the_same_as_one_that_never_stopped(tiny_llama_dir, tmp_path):
     def doctor():
         return scripted({0, 1, 3}, policy="act", treatment=TreatmentConfig(wait=1, undo_after=2))

@@ -356,3 +356,15 @@ def test_what_json_cannot_say_becomes_null():
         "c": {"d": None},
         "e": "ä|\n",
     }
+
+
+def test_names_in_a_picture_become_its_own():
+    drawn = (
+        '<svg id="a"><defs><path id="m1"/></defs><use xlink:href="#m1"/>'
+        '<g clip-path="url(#c)" style="fill: url(#m1)" data-grid="m1">#m1</g></svg>'
+    )
+    assert io.own_ids(drawn, "kl") == (
+        '<svg id="kl-a"><defs><path id="kl-m1"/></defs><use xlink:href="#kl-m1"/>'
+        '<g clip-path="url(#kl-c)" style="fill: url(#kl-m1)" data-grid="m1">#m1</g></svg>'
+    )
+    assert 'id="kl-a"' not in io.own_ids(drawn, "score")

@@ -9,8 +9,9 @@ from ppo_lightning.diagnostics.rules.base import found, seen
 
 
 def stale_rollouts(course: Course, limits: RuleLimits) -> Finding | None:
-    """The responses are not the current policy's."""
+    """The responses are not the current policy's, nor as old as the run is set up for."""
     lag, kl = course.value("lag_mean"), course.value("kl_ref")
+    allowed = course.value("lag_allowed") or 0.0
     capped = course.value("importance_capped_share")
     corrected = course.now.importance_mean is not None
     if lag and corrected:
@@ -23,9 +24,9 @@ def stale_rollouts(course: Course, limits: RuleLimits) -> Finding | None:
     negative = None
     if kl is not None and kl < -limits.negative_kl:
         negative = seen("kl_ref", kl, limit=-limits.negative_kl, note="a KL is never negative")
-    if lag and lag >= limits.stale_lag:
-        return found("ill", seen("lag_mean", lag, limit=limits.stale_lag), negative)
-    if lag:
+    if lag and lag >= allowed + limits.stale_lag:
+        return found("ill", seen("lag_mean", lag, limit=allowed + limits.stale_lag), negative)
+    if lag and lag > allowed:
         return found("watch", seen("lag_mean", lag), negative)
     return None if negative is None else found("ill", negative)
 
@@ -58,6 +59,8 @@ def _early_kl(course: Course, limits: RuleLimits) -> Evidence | None:
 def rank_trouble(course: Course, limits: RuleLimits) -> Finding | None:
     """A rank spends its time waiting for the others."""
     waiting = course.level("waiting_share")
+    if course.now.waiting_share is None:
+        return None  # a run that goes on with one rank waits for nobody
     if waiting is None or waiting <= limits.waiting_share or len(course.rows) < 4:
         return None
     severity: Severity = "ill" if waiting > 2 * limits.waiting_share else "watch"

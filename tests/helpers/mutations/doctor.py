@@ -3,6 +3,7 @@
 from tests.helpers.mutations.base import fault
 
 _RULES = "unit/diagnostics/test_rules.py::"
+_RANKS = "distributed/test_doctor_ranks.py::"
 _TREATMENT = "unit/callbacks/test_treatment.py::"
 
 MUTATIONS = (
@@ -35,6 +36,27 @@ MUTATIONS = (
         _RULES + "test_a_kl_before_any_update_is_looked_at",
     ),
     fault(
+        "T59",  # a run that samples ahead would be watched for ever
+        "diagnostics/rules/sampling.py",
+        "if lag and lag > allowed:",
+        "if lag:",
+        _RULES + "test_the_lag_that_a_run_is_set_up_for_is_no_illness",
+    ),
+    fault(
+        "T59",  # one rank would be waiting for others that there were before a resume
+        "diagnostics/rules/sampling.py",
+        "    if course.now.waiting_share is None:\n",
+        "    if False:\n",
+        _RULES + "test_a_run_that_goes_on_with_one_rank_waits_for_nobody",
+    ),
+    fault(
+        "T59",
+        "modules/staleness.py",
+        "max(config.max_lag, _ahead(engine))",
+        "config.max_lag",
+        "unit/modules/test_staleness.py::test_the_lag_that_is_allowed",
+    ),
+    fault(
         "T59",  # noise of a few answers would be an illness
         "diagnostics/rules/policy.py",
         "max(limits.swing, 3 * noise)",
@@ -61,6 +83,41 @@ MUTATIONS = (
         "if undone := self.treatment.leave(module.controls, lowered):",
         "if undone := ():",
         "integration/test_doctor.py::test_a_run_that_goes_back_is_treated_once",
+    ),
+    fault(
+        "T42",  # each rank would treat what its own rules see
+        "callbacks/doctor.py",
+        "        return first\n",
+        "        return answers\n",
+        _RANKS + "test_t42_a_rule_that_sees_it_on_one_rank_alone_turns_all_dials_or_none",
+    ),
+    fault(
+        "T42",  # a rule that fails on the second rank would be silent for good
+        "callbacks/doctor.py",
+        "for answer in itertools.chain(*others):",
+        "for answer in first:",
+        _RANKS + "test_t42_a_rule_that_fails_on_one_rank_alone_is_told_of_once",
+    ),
+    fault(
+        "T53",  # dials stay turned, and nobody says so
+        "modules/ppo.py",
+        "for line in self.controls.left_over(present):",
+        "for line in ():",
+        "integration/test_doctor.py::test_a_run_without_a_doctor_says_what_one_has_turned",
+    ),
+    fault(
+        "T53",  # what was asked for before a run without a doctor would stay for ever
+        "callbacks/treatment.py",
+        "controls.asked_by(self.source) if dial not in known]",
+        "controls.asked_by(self.source) if dial in known]",
+        "integration/test_doctor.py::test_a_run_without_a_doctor_says_what_one_has_turned",
+    ),
+    fault(
+        "T53",
+        "modules/controls.py",
+        "r.until is None or r.until > self.iteration]",
+        "True]",
+        "unit/modules/test_controls.py::test_what_nobody_would_turn_back_is_told",
     ),
     fault(
         "T53",  # a dose that nothing else gives would be lost

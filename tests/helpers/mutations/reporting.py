@@ -104,8 +104,8 @@ MUTATIONS = (
     fault(
         "T53",  # dials that nobody turns back
         "callbacks/doctor.py",
-        "                pl_module.controls.withdraw(SOURCE, dial)\n",
-        "                pass\n",
+        "        if undone := self.treatment.withdraw_unknown(pl_module.controls):\n",
+        "        if undone := ():\n",
         "integration/test_doctor.py::"
         "test_a_doctor_that_only_looks_turns_back_what_one_that_acted_has_turned",
     ),
@@ -129,5 +129,14 @@ MUTATIONS = (
         "autoescape=True",
         "autoescape=False",
         _PAGE + "test_texts_are_shown_as_they_are",
+    ),
+    fault(
+        "T59",  # two pictures of a page would share names
+        "io.py",
+        '(?P<before>\\bid="|',
+        "(?P<before>",
+        "unit/test_io.py::test_names_in_a_picture_become_its_own",
+        "unit/reporting/test_page.py::test_the_page_is_well_formed_with_names_that_are_unique",
+        "unit/studies/test_page.py::test_names_in_pictures_are_those_of_one_picture_each",
     ),
 )

@@ -105,6 +105,29 @@ def test_weights_that_correct_a_lag_are_no_illness():
     assert finding("stale_rollouts", rows) is None
 
 
+def test_a_run_that_goes_on_with_one_rank_waits_for_nobody():
+    waiting = run(8, waiting_share=lambda i: 0.9 if i < 7 else None)
+    assert finding("rank_trouble", waiting[:7]) is not None
+    assert finding("rank_trouble", waiting) is None
+
+
+@pytest.mark.parametrize(
+    ("lag", "allowed", "severity"),
+    [
+        (1.0, 1.0, None),
+        (0.5, 1.0, None),
+        (1.5, 1.0, "watch"),
+        (3.0, 1.0, "ill"),
+        (1.0, 0.0, "watch"),
+    ],
+)
+def test_the_lag_that_a_run_is_set_up_for_is_no_illness(lag, allowed, severity):
+    seen = finding("stale_rollouts", run(4, lag_mean=lag, lag_allowed=allowed))
+    assert (seen and seen.severity) == severity
+    negative = finding("stale_rollouts", run(4, lag_mean=lag, lag_allowed=allowed, kl_ref=-0.6))
+    assert "never negative" in str(negative.evidence[-1])  # whatever lag is allowed
+
+
 def test_what_is_left_out_by_a_rule_is_no_broken_score():
     assert finding("reward_nonfinite", run(2, dropped_responses=9.0, stale_dropped=9.0)) is None
     assert (

@@ -159,3 +159,22 @@ def test_changes_of_what_is_no_dial_are_in_the_journal_too():
             "reason": "ill",
         }
     ]
+
+
+def test_what_nobody_would_turn_back_is_told():
+    controls = Controls({"kl_coef": Dial(value=0.1), "ent_coef": Dial(value=0.5)})
+    for source, dial, layer, until in (
+        ("Doctor", "kl_coef", "doctor", None),
+        ("Guard", "ent_coef", "safety", 3),
+        ("Law", "ent_coef", "controller", None),
+    ):
+        controls.request(Request(source=source, dial=dial, factor=4.0, layer=layer, until=until))
+    assert [controls.asked_by(source) for source in ("Doctor", "Guard")] == [["kl_coef"], []]
+    doctor, guard = controls.left_over({"Law"})
+    assert "Doctor turned before: `kl_coef` 0.1 → 0.4 (" in doctor
+    assert "`policy: observe`" in doctor
+    assert 'controls.withdraw("Guard", DIAL)' in guard
+    assert "observe" not in guard
+    controls.iteration = 3  # the last that the guard's holds for; the next one is begun
+    assert controls.left_over(()) == [doctor]
+    assert controls.left_over({"Doctor"}) == []
