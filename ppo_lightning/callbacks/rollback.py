@@ -26,6 +26,7 @@ from ppo_lightning.diagnostics import (
     trimmed,
 )
 from ppo_lightning.distributed import any_rank, is_sharded, world_size
+from ppo_lightning.errors import nearest
 from ppo_lightning.io import set_aside
 from ppo_lightning.metrics import IterationStats
 from ppo_lightning.modules import Collected
@@ -251,9 +252,11 @@ class CheckpointRollback(pl.Callback):
 
     def _warn_of_unknown_names(self) -> None:
         for name in sorted({*(self.illnesses or ())} - {*ILLNESSES}):
+            near = nearest(name, ILLNESSES)
+            meant = f" Did you mean `{near}`?" if near else ""
             rank_zero_warn(
-                f"CheckpointRollback `illnesses`: `{name}` is none that this project reports; if "
-                f"no detector of yours does, it acts on nothing. Known: {', '.join(ILLNESSES)}."
+                f"CheckpointRollback `illnesses`: `{name}` is none that this project reports; if no "
+                f"detector of yours does, it acts on nothing.{meant} Known: {', '.join(ILLNESSES)}."
             )
 
     # ------------------------------------------------------------------ checkpoints

@@ -98,6 +98,8 @@ def main(arguments: Sequence[str]) -> int:
         from ppo_lightning.reporting import report_text
 
         print(_printable(report_text(found)))
+        if given.html is not None:
+            print(_printable(f"\npage: {given.html}"))
     return found.exit_code
 
 

@@ -141,6 +141,11 @@ def _asked(given: argparse.Namespace, rest: Sequence[str]) -> _Asked:
     run, architecture = _run(given, module, data, trainer, cluster=cluster)
     limit = None if given.limit is None else int(given.limit * GIB)
     hardware = read_hardware(given) if cluster or run.ranks > 1 else None
+    if given.hardware is not None and run.device == "cpu":
+        raise ConfigError(
+            f"`--hardware` is about GPUs, and `trainer.accelerator` is `{trainer.accelerator}`: "
+            "add `--device cuda`, or leave it out."
+        )
     if limit is None and hardware is not None and cluster and run.device == "cuda":
         limit = hardware.usable_memory
     return _Asked(run=run, predictor=predictor_of(architecture), limit=limit, hardware=hardware)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch.distributed import is_torchelastic_launched
 
 from ppo_lightning.data import PreferenceDataModule, SFTDataModule
 from ppo_lightning.errors import ConfigError
@@ -220,6 +222,18 @@ def _check_placement(trainer: Any, name: str, tested: Sequence[type[Strategy]]) 
         raise ConfigError(
             f"`trainer.accelerator` cannot be {accelerator.__name__} with {name}, which adds up "
             "in float64 and is made for CPU and CUDA: set `cpu` or `cuda`."
+        )
+    _refuse_copies(strategy)
+
+
+def _refuse_copies(strategy: type[Strategy]) -> None:
+    """Refuse a launcher's processes that know nothing of each other: each would run it all."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if strategy is SingleDeviceStrategy and started > 1 and is_torchelastic_launched():
+        raise ConfigError(
+            f"`torchrun` has started {started} processes, and each would train a copy of the run: "
+            "set `trainer.strategy` to `ddp` or `fsdp`, and `trainer.devices` (of one node) and "
+            "`trainer.num_nodes` to the numbers that it was given."
         )
 
 

@@ -49,4 +49,11 @@ MUTATIONS = (
         "return steps * reduce_scatter_bytes(gradients, ranks)",
         _TRAFFIC + "test_ddp_adds_gradients_up_for_each_minibatch",
     ),
+    fault(
+        "T43",  # GPUs that were asked for would be left out without a word
+        "cli/estimate.py",
+        '    if given.hardware is not None and run.device == "cpu":\n',
+        "    if False:\n",
+        "unit/cli/test_estimate.py::test_what_cannot_be_a_cluster_is_named",
+    ),
 )

@@ -113,4 +113,12 @@ MUTATIONS = (
         "distributed/test_interrupts.py::"
         "test_t42_a_full_disk_of_one_rank_leaves_no_parts_and_the_former_checkpoint",
     ),
+    fault(
+        "T49",  # a launcher's processes would each train a copy of the run, and say nothing
+        "modules/trainer_checks.py",
+        "    _refuse_copies(strategy)\n",
+        "",
+        "unit/modules/test_trainer_checks.py::"
+        "test_t49_copies_of_a_run_that_a_launcher_started_are_refused",
+    ),
 )

@@ -86,7 +86,7 @@ def test_changes_that_no_longer_hold_are_not_multiplied(kl_coef):
 
 def test_a_name_that_nothing_reports_is_warned_of():
     callback = CheckpointRollback(illnesses=["kl_runaway", "kl_runnaway"])
-    with pytest.warns(UserWarning, match=r"`kl_runnaway` is none.*Known:.*kl_runaway"):
+    with pytest.warns(UserWarning, match=r"`kl_runnaway` is none.*mean `kl_runaway`\?.*Known: "):
         callback._warn_of_unknown_names()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

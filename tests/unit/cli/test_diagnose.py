@@ -197,7 +197,9 @@ def test_columns_of_a_file_need_not_all_be_there(tmp_path, monkeypatch, capsys):
 
 def test_the_page_is_written_beside_what_is_printed(ill, tmp_path, monkeypatch, capsys):
     assert run_cli(monkeypatch, "diagnose", ill, "--html", tmp_path / "new" / "page.html") == 3
-    assert capsys.readouterr().out.startswith("ill: ")
+    printed = capsys.readouterr().out
+    assert printed.startswith("ill: ")
+    assert printed.endswith(f"\npage: {tmp_path / 'new' / 'page.html'}\n")
     assert "<title>ill: " in (tmp_path / "new" / "page.html").read_text(encoding="utf-8")
 
 

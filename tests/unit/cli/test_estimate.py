@@ -239,6 +239,7 @@ def test_what_does_not_fit_a_gpu_is_told_with_the_way_out(tell, config):
         (["--architecture", "llama-3.1-8b"], "give `--prompt-tokens N`"),
         (["--architecture", "x", "--prompt-tokens", "4"], "`--architecture x` is not known"),
         (["--hardware", "h100", "--device", "cpu"], "`--hardware` is about GPUs"),
+        (["--hardware", "h100"], "`--hardware` is about GPUs, and `trainer.accelerator` is `cpu`"),
         (["--hardware", "tpu"], "`--hardware tpu` is not known"),
         (["--trainer.num_nodes", "2", "--trainer.devices", "auto"], "leaves open how many GPUs"),
         (["--trainer.num_nodes", "0"], "`trainer.num_nodes` must be at least 1, got 0."),

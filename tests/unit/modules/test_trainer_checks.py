@@ -193,3 +193,14 @@ def test_data_of_the_users_own_and_modules_of_another_kind_pass():
 def test_ppo_looks_at_its_data():
     with pytest.raises(ConfigError, match="SFTDataModule with PPOModule"):
         check_trainer(stand_in(datamodule=sft_data()))
+
+
+@pytest.mark.parametrize("check", [check_trainer, lambda t: check_supervised_trainer(t, "X", "x")])
+def test_t49_copies_of_a_run_that_a_launcher_started_are_refused(monkeypatch, check):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check(stand_in())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check(stand_in(strategy=DDPStrategy()))
+    with pytest.raises(ConfigError, match=r"`torchrun` has started 2 processes.*`trainer.devices`"):
+        check(stand_in())

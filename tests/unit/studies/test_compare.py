@@ -29,7 +29,7 @@ def measured(tmp_path, name, golds, *, state=DONE, last=2, metric=METRIC):
     found = []
     for run, scores in zip(runs_of(arm, range(len(golds)), tmp_path), golds, strict=True):
         if scores is not None:
-            write_metrics(run.folder, scores, kl=1.0 + run.seed)
+            write_metrics(run.folder, scores, kl=float(run.seed))
         found.append(measure(run, state, metric, last))
     return arm, found
 
@@ -39,7 +39,7 @@ def test_a_level_is_the_mean_of_the_last_measurements(tmp_path):
     _, [run] = measured(tmp_path, BASE, [[1.0, None, 3.0, None, 5.0, None]])
     assert run.level == 4.0
     assert run.curve == ((0, 1.0), (2, 3.0), (4, 5.0))
-    assert run.kl == (5 + 6) / 2  # of the last two iterations
+    assert run.kl == (4 + 5) / 2  # of the last two iterations
     assert run.problem == ""
     _, [run] = measured(tmp_path, "x", [[1.0]], last=5)
     assert run.level == 1.0
