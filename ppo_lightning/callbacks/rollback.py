@@ -255,8 +255,9 @@ class CheckpointRollback(pl.Callback):
             near = nearest(name, ILLNESSES)
             meant = f" Did you mean `{near}`?" if near else ""
             rank_zero_warn(
-                f"CheckpointRollback `illnesses`: `{name}` is none that this project reports; if no "
-                f"detector of yours does, it acts on nothing.{meant} Known: {', '.join(ILLNESSES)}."
+                f"CheckpointRollback `illnesses`: `{name}` is none that this project reports; if "
+                f"no detector of yours does, it acts on nothing.{meant} Known: "
+                f"{', '.join(ILLNESSES)}."
             )
 
     # ------------------------------------------------------------------ checkpoints
