@@ -157,6 +157,7 @@ def test_t48_shards_in_two_dimensions_give_the_result_of_one_process(
     require_same(alone, *found)
 
 
+@pytest.mark.slow
 def test_adam_steps_shards_of_both_kinds(even_llama_dir, tmp_path):
     """Of one step: later ones turn rounding into steps of the size of the rate."""
     adam = {"optimizer": OptimizerConfig(), "actor": GroupConfig(lr=1e-3)}
