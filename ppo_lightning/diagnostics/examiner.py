@@ -8,7 +8,14 @@ from functools import cmp_to_key
 from typing import Any
 
 from ppo_lightning.diagnostics.course import Course, is_trained, keep
-from ppo_lightning.diagnostics.diagnosis import Diagnosis, Evidence, Finding, Severity, rank_of
+from ppo_lightning.diagnostics.diagnosis import (
+    Diagnosis,
+    Evidence,
+    Finding,
+    Severity,
+    rank_of,
+    worst,
+)
 from ppo_lightning.diagnostics.limits import RuleLimits
 from ppo_lightning.diagnostics.own_rules import RuleError, ask
 from ppo_lightning.diagnostics.rules import COMPANIONS, RULES, Rule
@@ -139,12 +146,12 @@ class Examiner:
 
     def summary(self) -> list[Diagnosis]:
         """Return what the run has suffered from at any time: the worst episode of each illness."""
-        worst: dict[str, Episode] = {}
+        gravest: dict[str, Episode] = {}
         for episode in self.episodes:
-            other = worst.get(episode.illness)
+            other = gravest.get(episode.illness)
             if other is None or rank_of(episode.severity) > rank_of(other.severity):
-                worst[episode.illness] = episode
-        return ranked(list(worst.values()), self._order)
+                gravest[episode.illness] = episode
+        return ranked(list(gravest.values()), self._order)
 
     def _order(self, illness: str) -> int:
         known = [rule.illness for rule in self.rules]
@@ -286,7 +293,7 @@ def _diagnosis(
     borne = (other.severity for other in episodes if causes[other.illness] == episode.illness)
     return Diagnosis(
         illness=episode.illness,
-        severity="watch" if cause is not None else max([episode.severity, *borne], key=rank_of),
+        severity="watch" if cause is not None else worst([episode.severity, *borne]) or "watch",
         since=episode.since,
         iteration=episode.seen,
         evidence=episode.evidence,

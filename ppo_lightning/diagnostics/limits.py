@@ -6,6 +6,12 @@ from dataclasses import dataclass, fields
 
 from ppo_lightning.configs.checks import require, require_at_least, require_positive, require_within
 
+_SHARES = (
+    *("skipped_share", "dropped_share", "broken_share", "clip_fraction", "clip_watch"),
+    *("entropy_share", "entropy_critical", "entropy_fall", "entropy_price", "collapsed_entropy"),
+    *("opening_rise", "length_correlation", "waiting_share"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuleLimits:
@@ -162,17 +168,7 @@ class RuleLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             require_positive(field.name, getattr(self, field.name))
-        for name in (
-            "skipped_share",
-            "dropped_share",
-            "broken_share",
-            "clip_fraction",
-            "clip_watch",
-        ):
-            require_within(name, getattr(self, name), 0.0, 1.0)
-        for name in ("entropy_share", "entropy_critical", "collapsed_entropy", "entropy_price"):
-            require_within(name, getattr(self, name), 0.0, 1.0)
-        for name in ("entropy_fall", "length_correlation", "waiting_share", "opening_rise"):
+        for name in _SHARES:
             require_within(name, getattr(self, name), 0.0, 1.0)
         for name in ("kl_growth", "length_growth", "outlier_factor", "step_up"):
             require_at_least(name, getattr(self, name), 1.0)
@@ -184,12 +180,18 @@ class RuleLimits:
 
     def kl_bound(self, length: float | None) -> float:
         """KL to the reference that deserves a look, for responses of ``length`` tokens, in nats."""
-        return max(self.kl_ref, self.kl_ref_per_token * (length or 0.0))
+        return self._of_response("kl_ref", length)
 
     def first_bound(self, length: float | None) -> float:
         """KL to the reference before any update that deserves a look, in nats per response."""
-        return max(self.first_kl, self.first_kl_per_token * (length or 0.0))
+        return self._of_response("first_kl", length)
 
     def still_bound(self, length: float | None) -> float:
         """KL to the reference of a policy that stands still, in nats per response."""
-        return max(self.still_kl, self.still_kl_per_token * (length or 0.0))
+        return self._of_response("still_kl", length)
+
+    def _of_response(self, name: str, length: float | None) -> float:
+        """The larger of a limit for responses and the one for their tokens."""
+        whole: float = getattr(self, name)
+        per_token: float = getattr(self, f"{name}_per_token")
+        return max(whole, per_token * (length or 0.0))

@@ -143,15 +143,11 @@ def back_from_disk(model_dir, folder):
 
 
 def test_t42_ranks_with_shards_go_back_to_their_own_files(tiny_llama_dir, tmp_path):
-    whole = sum(p.numel() for p in ppo_parameters(tiny_llama_dir))
+    alone = ppo_module(tiny_llama_dir)
+    alone.configure_model()
+    whole = sum(p.numel() for p in alone.parameters())
     first, second = run_on_ranks(back_from_disk, 2, tiny_llama_dir, tmp_path)
     assert first[:2] == second[:2] == ([1], 1)
     assert first[2] + second[2] == whole
     files = {path.name.split(".")[1] for path in (tmp_path / "snapshots").iterdir()}
     assert files == {"rank_0_of_2", "rank_1_of_2"}
-
-
-def ppo_parameters(model_dir):
-    module = ppo_module(model_dir)
-    module.configure_model()
-    return module.parameters()

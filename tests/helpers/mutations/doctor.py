@@ -10,7 +10,7 @@ MUTATIONS = (
     fault(
         "T59",  # a run that is being lost would only be ill, as another illness accounts for it
         "diagnostics/examiner.py",
-        "max([episode.severity, *borne], key=rank_of)",
+        'worst([episode.severity, *borne]) or "watch"',
         "episode.severity",
         "unit/diagnostics/test_examiner.py::test_the_one_that_leads_is_as_bad_as_its_companions",
     ),
